@@ -236,7 +236,9 @@ def lab(arguments: list[str]) -> int:
         observations = list(pool.map(observe, CASES, [keep or temporary] * 5))
     complaints = judge_all(observations)
     kept = [KEPT.format(keep)] if keep else []
-    print(table(observations), "", *(complaints or [PASS]), *kept, sep="\n", flush=True)
+    lines = [table(observations), "", *(complaints or [PASS]), *kept, ""]
+    sys.stdout.write("\n".join(lines))  # in one piece, for readers such as `| head`
+    sys.stdout.flush()
     return 1 if complaints else 0
 
 

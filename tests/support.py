@@ -1,0 +1,88 @@
+"""What do the tests share? Real worker processes, folders of their own, a look at rows."""
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import retry_lab
+
+LAB = Path(retry_lab.__file__).resolve()
+ROOT = LAB.parent
+FIRST_JOB = ([(1, "weekly")], [("op-a", "weekly", 1)])
+
+
+def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str]":
+    """Run Python on `command`; return its exit status and both streams as text."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    argv = [sys.executable, *map(str, command)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+
+
+def environment(**variables: str) -> "dict[str, str]":
+    """Return this process's environment less PYTHON*, and with `variables`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return {**kept, **variables}
+
+
+def worker_command(*arguments: str, lab: Path = LAB) -> "list[str]":
+    """Return the command line of one worker process, as lean as the lab starts it."""
+    return [sys.executable, "-I", "-S", str(lab), "worker", *arguments]
+
+
+def edited(source: str, *edits: "tuple[str, str]") -> str:
+    """Return `source` after each (old, new); raise ValueError if one no longer applies."""
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise ValueError(f"stands {source.count(old)} times, not once: {old!r}")
+        source = source.replace(old, new)
+    return source
+
+
+class LabTest(unittest.TestCase):
+    """A test with a folder of its own, gone afterwards."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="retry-lab-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name).resolve()
+
+    def new_database(self, name: str = "service.sqlite") -> str:
+        """Make an empty database of the service; return its path."""
+        path = str(self.folder / name)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.executescript(retry_lab.SCHEMA)
+        return path
+
+    def call(
+        self,
+        database: str,
+        key: str,
+        report: str = "weekly",
+        fault: str = "none",
+        **how: Path,
+    ) -> "tuple[int, str, str]":
+        """Make one attempt in a worker process; return exit status, stdout and stderr."""
+        command = worker_command(database, key, report, fault, **how)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def rows(self, database: str) -> "tuple[list[tuple], list[tuple]]":
+        """Return all rows of jobs and of receipts, in the order they were written."""
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            jobs = connection.execute("SELECT id, report FROM jobs ORDER BY id")
+            query = "SELECT key, report, job_id FROM receipts ORDER BY job_id"
+            return jobs.fetchall(), connection.execute(query).fetchall()
+
+    def edited_lab(
+        self, *edits: "tuple[str, str]", name: str = "edited_lab.py"
+    ) -> Path:
+        """Write a copy of the lab with each (old, new) edit made; return its path."""
+        path = self.folder / name
+        source = edited(LAB.read_text(encoding="utf-8"), *edits)
+        path.write_text(source, encoding="utf-8")
+        return path

@@ -1,0 +1,437 @@
+"""What does somebody see who runs the lab, or makes one attempt, from a terminal?"""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import unittest
+from contextlib import closing
+from pathlib import Path
+
+from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, run
+
+OUTPUT = """\
+| # | First call    | Next attempt           | Exits    | Jobs   | Answer   |
+|---|---------------|------------------------|----------|--------|----------|
+| 1 | before commit | same key, same report  | 17 -> 0  | 0 -> 1 | job 1    |
+| 2 | after commit  | same key, same report  | 18 -> 0  | 1 -> 1 | job 1    |
+| 3 | after commit  | new key, same report   | 18 -> 0  | 1 -> 2 | job 2    |
+| 4 | after commit  | same key, other report | 18 -> 20 | 1 -> 1 | rejected |
+| 5 | no crash      | new key, same report   | 0 -> 0   | 1 -> 2 | job 2    |
+
+PASS: exit statuses, answers, jobs and receipts are what each case expects.
+Rows 2 and 3 differ only in the key: same key, one job; new key, two jobs.
+Rows 3 and 5 end in the same rows: afterwards nothing in the database tells an
+accidental duplicate from an intended second job.
+"""
+TEXT_OF_TABLE = OUTPUT.split("\n\n", maxsplit=1)[0]
+NOT_A_FILE = "error: save this as a file first: workers are started from that file\n"
+
+
+class Lab(LabTest):
+    def outcome(self, *command: object, **options: object) -> "tuple[int, str, str]":
+        done = run(*command, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_the_five_cases_pass_and_the_table_says_what_was_seen(self) -> None:
+        """Five cases, ten real workers: the table, PASS, two findings, exit 0."""
+        self.assertEqual(self.outcome(LAB), (0, OUTPUT, ""))
+
+    def test_the_output_can_be_pasted_anywhere(self) -> None:
+        """The output is ASCII and at most 80 columns wide; so is the help."""
+        for shown in (run(LAB).stdout, run(LAB, "--help").stdout):
+            self.assertTrue(shown.isascii())
+            self.assertLessEqual(max(map(len, shown.splitlines())), 80)
+
+    def test_the_readme_shows_the_whole_output(self) -> None:
+        """The README shows what the lab prints, to the letter."""
+        self.assertIn(OUTPUT, (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    def test_keep_leaves_five_databases_with_the_rows_of_the_table(self) -> None:
+        """--keep DIR leaves one database for each case, with the rows the table counts."""
+        kept = self.folder / "kept"
+        done = run(LAB, "--keep", kept)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertTrue(done.stdout.startswith(OUTPUT))
+        self.assertIn(ascii(str(kept)), done.stdout)
+        names = [f"case-{number}.sqlite" for number in range(1, 6)]
+        self.assertEqual(sorted(os.listdir(kept)), names)
+        two = (
+            [(1, "weekly"), (2, "weekly")],
+            [("op-a", "weekly", 1), ("op-b", "weekly", 2)],
+        )
+        expected = [FIRST_JOB, FIRST_JOB, two, FIRST_JOB, two]
+        self.assertEqual([self.rows(str(kept / name)) for name in names], expected)
+
+    def test_the_way_to_look_that_keep_prints_works(self) -> None:
+        """The command that --keep prints shows the rows of a kept database."""
+        printed = run(LAB, "--keep", "kept", cwd=self.folder).stdout.splitlines()[-1]
+        self.assertTrue(
+            printed.startswith('python -c "') and printed.rstrip().endswith('"')
+        )
+        code = printed.rstrip()[len('python -c "') : -1]
+        shown = run("-c", code, cwd=self.folder / "kept").stdout
+        self.assertIn("VALUES('op-b','weekly',2)", shown)
+
+    def test_keep_refuses_a_directory_that_exists_and_touches_nothing(self) -> None:
+        """--keep on a directory or file that exists: exit 2, and nothing is touched."""
+        (self.folder / "full").mkdir()
+        (self.folder / "full" / "case-1.sqlite").write_text("mine")
+        (self.folder / "file").write_text("mine")
+        for name in ("full", "file"):
+            status, shown, error = self.outcome(LAB, "--keep", self.folder / name)
+            self.assertEqual((status, shown), (2, ""))
+            self.assertRegex(error, r"\Aerror: .*exists.*\n\Z")
+        self.assertEqual((self.folder / "full" / "case-1.sqlite").read_text(), "mine")
+        self.assertEqual(os.listdir(self.folder / "full"), ["case-1.sqlite"])
+        self.assertEqual((self.folder / "file").read_text(), "mine")
+
+    def test_keep_below_a_missing_directory_makes_none(self) -> None:
+        """--keep below a directory that is not there: one clear line, nothing made."""
+        for place in (self.folder / "no" / "kept", ""):
+            status, shown, error = self.outcome(LAB, "--keep", place)
+            self.assertEqual((status, shown), (1, ""))
+            self.assertRegex(error, r"\Aerror: .*No such file.*\n\Z")
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_help_explains_the_lab_the_worker_and_the_exit_statuses(self) -> None:
+        """--help names the option, the worker call, each exit status and an example."""
+        for flags in ([], ["-OO"]):
+            status, shown, error = self.outcome(*flags, LAB, "--help")
+            self.assertEqual((status, error), (0, ""))
+            for said in ("--keep DIR", "worker DATABASE KEY REPORT FAULT", "example:"):
+                self.assertIn(said, shown)
+            for said in (
+                "before_commit",
+                "after_commit",
+                "17 died",
+                "18 died",
+                "20 conflict",
+            ):
+                self.assertIn(said, shown)
+
+    def test_an_unknown_option_or_word_is_refused(self) -> None:
+        """What the lab does not know it refuses with exit 2 and its usage."""
+        for words in (["--kept", "x"], ["works"], ["--keep"]):
+            status, shown, error = self.outcome(LAB, *words)
+            self.assertEqual((status, shown), (2, ""))
+            self.assertIn("usage: ", error)
+            self.assertNotIn("Traceback", error)
+
+    def test_a_hung_worker_is_a_complaint_about_its_case(self) -> None:
+        """A worker that never answers is killed, and named; the other cases still run."""
+        hang = "    if 'op-b' in arguments:\n        import threading\n\n"
+        hang += "        threading.Event().wait()\n"
+        answer = "    print(answer, flush=True)\n"
+        lab = self.edited_lab((answer, hang + answer), ("timeout=10", "timeout=2"))
+        status, shown, error = self.outcome(lab)
+        self.assertEqual((status, error), (1, ""))
+        self.assertIn("| 4 | after commit  | same key, other report | 18 -> 20 ", shown)
+        self.assertIn("18 -> hung", shown)
+        for case in (3, 5):
+            line = f"\nFAIL case {case}: next exit status: expected 0, saw 'hung'\n"
+            self.assertIn(line, shown)
+        self.assertNotRegex(shown, "case [124]:")
+        self.assertNotIn("PASS", shown)
+
+
+class Starting(LabTest):
+    def passes(self, *command: object, **options: object) -> str:
+        done = run(*command, **options)
+        self.assertEqual((done.returncode, done.stdout), (0, OUTPUT), done.stderr)
+        return done.stderr
+
+    def test_it_runs_from_any_directory_and_by_a_relative_path(self) -> None:
+        """The lab runs from any directory, by a full or a relative path."""
+        self.assertEqual(self.passes(LAB, cwd=self.folder), "")
+        self.assertEqual(self.passes(LAB.name, cwd=ROOT), "")
+        self.assertEqual(self.passes("-m", "retry_lab", cwd=ROOT), "")
+
+    def test_it_runs_under_every_python_variable_and_flag(self) -> None:
+        """No PYTHON* variable and no -O changes what the lab prints."""
+        variables = "DEVMODE=1 VERBOSE=1 WARNINGS=error OPTIMIZE=2 MALLOCSTATS=1"
+        for variable in [*variables.split(), "IOENCODING=cp1252"]:
+            name, value = variable.split("=")
+            with self.subTest(variable):
+                settings = environment(**{f"PYTHON{name}": value})
+                error = self.passes(LAB, env=settings)
+                if name not in ("VERBOSE", "MALLOCSTATS"):
+                    self.assertEqual(error, "")
+        self.assertEqual(self.passes("-O", LAB), "")
+
+    def test_a_copy_under_another_name_and_path_runs_alone(self) -> None:
+        """One file, copied to a path with spaces under another name, is the whole lab."""
+        home = self.folder / "a path with spaces"
+        home.mkdir()
+        shutil.copy(LAB, home / "retry-lab.py")
+        self.assertEqual(self.passes(home / "retry-lab.py"), "")
+        self.assertEqual(self.passes("retry-lab.py", cwd=home), "")
+        self.assertEqual(os.listdir(home), ["retry-lab.py"])
+        self.assertIn(
+            "usage: retry-lab.py worker", run(home / "retry-lab.py", "worker").stderr
+        )
+
+    def test_without_a_file_it_asks_to_be_saved_and_runs_nothing(self) -> None:
+        """Pasted with no file behind it: one clear line, exit 1, nothing run."""
+        source = LAB.read_text(encoding="utf-8")
+        piped = run("-", stdin=None, input=source, cwd=self.folder)
+        cell = "import sys; exec(compile(sys.stdin.read(), '<cell>', 'exec'))"
+        pasted = run("-c", cell, stdin=None, input=source, cwd=self.folder)
+        for done in (piped, pasted):
+            self.assertEqual(
+                (done.returncode, done.stdout, done.stderr), (1, "", NOT_A_FILE)
+            )
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_importing_it_runs_nothing(self) -> None:
+        """`import retry_lab` prints nothing and starts nothing."""
+        done = run("-B", "-c", "import retry_lab", cwd=ROOT)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+    def test_a_reader_that_leaves_early_draws_no_traceback(self) -> None:
+        """Piped into head it is quiet; with no reader at all it says so in one line."""
+        command = [sys.executable, str(LAB)]
+        for settings in (environment(), environment(PYTHONUNBUFFERED="1")):
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            with subprocess.Popen(command, env=settings, **streams) as lab:
+                self.assertTrue(lab.stdout.readline().startswith(b"| # |"))
+                lab.stdout.close()
+                self.assertEqual(lab.stderr.read(), b"")
+            self.assertEqual(lab.returncode, 0)
+        reader, writer = os.pipe()
+        os.close(reader)
+        unread = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+        os.close(writer)
+        self.assertEqual(unread.returncode, 1)
+        self.assertRegex(unread.stderr.decode(), r"\Aerror: [^\n]+\n\Z")
+
+
+class Leftovers(LabTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.temporary = self.folder / "temporary"
+        self.temporary.mkdir()
+        place = str(self.temporary)
+        self.settings = environment(TMPDIR=place, TEMP=place, TMP=place)
+
+    def test_a_run_leaves_nothing_behind(self) -> None:
+        """After a run, temporary and working directory are as empty as before."""
+        (self.folder / "work").mkdir()
+        self.assertEqual(
+            run(LAB, env=self.settings, cwd=self.folder / "work").returncode, 0
+        )
+        self.assertEqual(
+            os.listdir(self.temporary) + os.listdir(self.folder / "work"), []
+        )
+
+    def test_a_failed_run_leaves_nothing_behind(self) -> None:
+        """When a check fails, everything temporary is gone all the same."""
+        lab = self.edited_lab(("os._exit(18)", "pass"))
+        self.assertEqual(run(lab, env=self.settings).returncode, 1)
+        self.assertEqual(os.listdir(self.temporary), [])
+
+    @unittest.skipUnless(
+        os.name == "posix", "Ctrl-C is a signal to a POSIX process group"
+    )
+    def test_ctrl_c_leaves_nothing_behind(self) -> None:
+        """Ctrl-C in mid-run: one line, exit 1, everything temporary is gone."""
+        once = self.folder / "interrupted"
+        answer = "    print(answer, flush=True)\n"
+        interrupt = f"    if not os.path.exists({str(once)!r}):\n"
+        interrupt += f"        os.mkdir({str(once)!r})\n"
+        interrupt += "        os.killpg(0, 2)\n"
+        lab = self.edited_lab((answer, interrupt + answer))
+        done = run(lab, env=self.settings, start_new_session=True)
+        self.assertTrue(once.exists())
+        self.assertEqual(
+            (done.returncode, done.stdout, done.stderr), (1, "", "error: interrupted\n")
+        )
+        self.assertEqual(os.listdir(self.temporary), [])
+
+
+class Worker(LabTest):
+    def test_a_new_key_makes_one_job_and_its_receipt(self) -> None:
+        """A key never seen makes a job and its receipt, and the answer is the job's id."""
+        database = self.new_database()
+        self.assertEqual(self.call(database, "op-a"), (0, "1\n", ""))
+        self.assertEqual(self.rows(database), FIRST_JOB)
+
+    def test_a_replay_changes_no_row(self) -> None:
+        """The same key and report again: the recorded id, and no row changes."""
+        database = self.new_database()
+        self.call(database, "op-a")
+        self.call(database, "op-b")
+        before = self.rows(database)
+        self.assertEqual(self.call(database, "op-a"), (0, "1\n", ""))
+        self.assertEqual(self.call(database, "op-b"), (0, "2\n", ""))
+        self.assertEqual(self.rows(database), before)
+
+    def test_a_conflict_changes_no_row(self) -> None:
+        """The same key with another report: exit 20, its name on stdout, no row changes."""
+        database = self.new_database()
+        self.call(database, "op-a")
+        for report in ("daily", "weekl", "weekly ", "Weekly", ""):
+            refused = self.call(database, "op-a", report)
+            self.assertEqual(refused, (20, "key_payload_conflict\n", ""))
+        self.assertEqual(self.rows(database), FIRST_JOB)
+
+    def test_a_death_before_commit_leaves_no_row(self) -> None:
+        """Death before COMMIT: exit 17, silence, and neither job nor receipt."""
+        database = self.new_database()
+        self.assertEqual(
+            self.call(database, "op-a", fault="before_commit"), (17, "", "")
+        )
+        self.assertEqual(self.rows(database), ([], []))
+
+    def test_a_death_after_commit_leaves_job_and_receipt(self) -> None:
+        """Death after COMMIT: exit 18, the same silence, and both rows are there."""
+        database = self.new_database()
+        self.assertEqual(
+            self.call(database, "op-a", fault="after_commit"), (18, "", "")
+        )
+        self.assertEqual(self.rows(database), FIRST_JOB)
+
+    def test_a_fault_strikes_a_replay_as_well(self) -> None:
+        """A worker told to die dies on a replay too, and changes no row."""
+        database = self.new_database()
+        self.call(database, "op-a")
+        self.assertEqual(
+            self.call(database, "op-a", fault="before_commit"), (17, "", "")
+        )
+        self.assertEqual(
+            self.call(database, "op-a", fault="after_commit"), (18, "", "")
+        )
+        self.assertEqual(self.rows(database), FIRST_JOB)
+
+    def test_keys_are_compared_byte_for_byte(self) -> None:
+        """Case, spaces, leading zeros, accents and length all make another key."""
+        database = self.new_database()
+        keys = [
+            "op-a",
+            "op-A",
+            "op-a ",
+            " op-a",
+            "7",
+            "007",
+            "7.0",
+            "-x",
+            "--help",
+            "k" * 5000,
+        ]
+        if sys.getfilesystemencoding() == "utf-8":
+            keys += ["caf\u00e9", "cafe\u0301"]
+        for round_of_calls in ("first", "replay"):
+            for number, key in enumerate(keys, 1):
+                with self.subTest(round_of_calls, key=key[:9]):
+                    self.assertEqual(self.call(database, key), (0, f"{number}\n", ""))
+        receipts = [(key, "weekly", number) for number, key in enumerate(keys, 1)]
+        self.assertEqual(self.rows(database)[1], receipts)
+
+    def test_bad_usage_is_one_line_and_writes_nothing(self) -> None:
+        """A wrong number of words, an unknown fault, an empty key: exit 2 and the usage."""
+        database = self.new_database()
+        for words in (
+            [],
+            [database],
+            [database, "op-a", "weekly"],
+            [database, "op-a", "weekly", "none", "more"],
+            [database, "op-a", "weekly", "never"],
+            [database, "op-a", "weekly", ""],
+            [database, "op-a", "weekly", "NONE"],
+            [database, "", "weekly", "none"],
+        ):
+            with self.subTest(words=words[1:]):
+                done = run(LAB, "worker", *words)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                usage = r"\Ausage: retry_lab.py worker DATABASE KEY REPORT [^\n]+\n\Z"
+                self.assertRegex(done.stderr, usage)
+        self.assertEqual(self.rows(database), ([], []))
+
+    def refuses(self, database: object, key: str = "op-a", lab: Path = LAB) -> str:
+        status, answer, error = self.call(str(database), key, lab=lab)
+        self.assertEqual((status, answer), (1, ""))
+        self.assertRegex(error, r"\Aerror: [^\n]+\n\Z")
+        return error
+
+    def test_a_missing_database_is_an_error_and_no_file_appears(self) -> None:
+        """No such file, no such directory, no name, :memory: : exit 1, no file appears."""
+        for name in ("none.sqlite", os.path.join("no", "none.sqlite")):
+            self.assertIn(name.rsplit(os.sep, 1)[-1], self.refuses(self.folder / name))
+        done = run(LAB, "worker", ":memory:", "op-a", "weekly", "none", cwd=self.folder)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.refuses("")
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_what_is_no_database_is_an_error_and_stays_as_it_is(self) -> None:
+        """A directory, a text, an empty file, missing tables: exit 1, nothing written."""
+        (self.folder / "directory").mkdir()
+        text, empty = self.folder / "text", self.folder / "empty"
+        text.write_text("not a database, and longer than a header of SQLite is" * 9)
+        empty.touch()
+        bare = self.folder / "bare.sqlite"
+        with closing(sqlite3.connect(bare)) as connection:
+            connection.execute(
+                "CREATE TABLE jobs (id INTEGER PRIMARY KEY, report TEXT)"
+            )
+        before = text.read_bytes(), bare.read_bytes()
+        self.refuses(self.folder / "directory")
+        self.assertIn("not a database", self.refuses(text))
+        self.assertIn("no such table", self.refuses(empty))
+        self.assertIn("no such table", self.refuses(bare))
+        self.assertEqual((text.read_bytes(), bare.read_bytes()), before)
+        self.assertEqual(empty.read_bytes(), b"")
+        names = ["bare.sqlite", "directory", "empty", "text"]
+        self.assertEqual(sorted(os.listdir(self.folder)), names)
+
+    def test_a_lock_held_past_the_wait_is_an_error_and_writes_nothing(self) -> None:
+        """Locked for longer than the wait: exit 1, one line, nothing written."""
+        database = self.new_database()
+        lab = self.edited_lab(("timeout=5", "timeout=0"))
+        with closing(sqlite3.connect(database, isolation_level=None)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            self.assertIn("locked", self.refuses(database, lab=lab))
+        self.assertEqual(self.rows(database), ([], []))
+
+    @unittest.skipUnless(
+        os.name == "posix", "only POSIX passes bytes that are not text"
+    )
+    def test_an_undecodable_key_is_an_error_and_never_a_conflict(self) -> None:
+        """A key that is no UTF-8 is an error, exit 1: not a conflict, not a job."""
+        database = self.new_database()
+        self.assertIn("surrogates", self.refuses(database, os.fsdecode(b"op-\xff")))
+        self.call(database, "op-a")
+        self.assertIn("surrogates", self.refuses(database, os.fsdecode(b"op-a\xff")))
+        report = self.call(database, "op-b", os.fsdecode(b"weekly\xff"))
+        self.assertEqual(report[:2], (1, ""))
+        self.assertEqual(self.rows(database), FIRST_JOB)
+
+    @unittest.skipUnless(hasattr(signal, "SIGPIPE"), "the pipe of this test is POSIX's")
+    def test_an_answer_nobody_takes_is_an_error_in_one_line(self) -> None:
+        """Nobody reads the answer: exit 1 and one line, though the job is made."""
+        database = self.new_database()
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [
+            sys.executable,
+            str(LAB),
+            "worker",
+            database,
+            "op-a",
+            "weekly",
+            "none",
+        ]
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+        os.close(writer)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr.decode(), r"\Aerror: [^\n]+\n\Z")
+        self.assertEqual(self.rows(database), FIRST_JOB)
+
+
+if __name__ == "__main__":
+    unittest.main()
