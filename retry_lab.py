@@ -23,12 +23,12 @@ import os
 import sqlite3
 import sys
 from collections import namedtuple
+from contextlib import closing
 
 # The parent imports what only it needs inside its functions: ten workers start in a
 # run, and each would pay for subprocess, tempfile and argparse without using them.
 
-SCHEMA = """BEGIN;
-CREATE TABLE jobs (id INTEGER PRIMARY KEY, report TEXT NOT NULL);
+SCHEMA = """BEGIN; CREATE TABLE jobs (id INTEGER PRIMARY KEY, report TEXT NOT NULL);
 CREATE TABLE receipts (key TEXT NOT NULL PRIMARY KEY, report TEXT NOT NULL,
                        job_id INTEGER NOT NULL UNIQUE REFERENCES jobs (id)); COMMIT;"""
 FAULTS = ("none", "before_commit", "after_commit")
@@ -41,13 +41,14 @@ class KeyPayloadConflict(ValueError):
 def create_job(database: str, key: str, report: str, fault: str = "none") -> int:
     """Return the id of the job of operation `key`, creating it at the first attempt.
 
-    Raises KeyPayloadConflict; OSError (no such file); sqlite3.Error (no such tables,
-    locked for over 5 seconds); UnicodeEncodeError (a key that UTF-8 can't encode).
+    `fault`, one of FAULTS, is where this process dies. Raises KeyPayloadConflict,
+    OSError (no such file), sqlite3.Error (no such tables, locked for over 5 seconds)
+    or UnicodeEncodeError (a key that UTF-8 can't encode).
     """
     os.stat(database)  # sqlite3.connect would create a missing file
     connection = sqlite3.connect(database, timeout=5, isolation_level=None)
     run = connection.execute
-    try:
+    with closing(connection):  # in every path; it rolls back what is still open
         # Lock, then look: nobody writes between look and act, and a second caller
         # waits here until it can see the receipt. sqlite.org/lang_transaction.html
         run("BEGIN IMMEDIATE")
@@ -68,8 +69,6 @@ def create_job(database: str, key: str, report: str, fault: str = "none") -> int
         if fault == "after_commit":
             os._exit(18)
         return int(job_id)
-    finally:
-        connection.close()  # rolls back what is still open
 
 
 def worker(arguments: list[str]) -> int:
@@ -110,16 +109,13 @@ CASES = (  # row, fault of the first call, the next attempt; then what must be s
 def observe(case: Case, directory: str) -> Observation:
     """Make a database in `directory` and both attempts of `case`; say what was seen."""
     database = os.path.join(directory, f"case-{case.row}.sqlite")
-    connection = sqlite3.connect(database)
-    try:
+    seen: list[object] = []
+    with closing(sqlite3.connect(database)) as connection:
         connection.executescript(SCHEMA)
-        seen: list[object] = []
         # The second call is made whatever the first exit status was. That is the lab's
         # instrument: a caller never sees it, and can't tell "before" from "after".
         for call in (*FIRST_CALL, case.fault), (case.key, case.report, "none"):
             seen += call_worker(database, *call), read_rows(connection)
-    finally:
-        connection.close()
     return Observation(case.key, case.report, *seen)
 
 
