@@ -60,8 +60,8 @@ def create_job(database: str, key: str, report: str, fault: str = "none") -> int
                 raise KeyPayloadConflict("key_payload_conflict")
         else:
             job_id = run("INSERT INTO jobs (report) VALUES (?)", (report,)).lastrowid
-            # The lock is the rule, the primary key the backstop: without the lock it
-            # would refuse a second receipt, but as an error and not as a replay.
+            # The lock is the rule, the primary key the backstop: after a look without
+            # the lock it refuses a second receipt, but by an error, not by a replay.
             run("INSERT INTO receipts VALUES (?, ?, ?)", (key, report, job_id))
         if fault == "before_commit":
             os._exit(17)  # no finally, no flush, no rollback, as in a real crash

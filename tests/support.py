@@ -43,6 +43,29 @@ def edited(source: str, *edits: "tuple[str, str]") -> str:
     return source
 
 
+# Just before a process runs the statement at `place`, it says so on stderr and waits
+# for its stdin to be closed. SQLite's trace is the seam: the lab stays as it is.
+HELD = """
+import sqlite3, sys
+place, *call = sys.argv[1:]
+def hold(statement):
+    if statement.startswith(place):
+        print(place, file=sys.stderr, flush=True)
+        sys.stdin.read()
+class Held(sqlite3.Connection):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.set_trace_callback(hold)
+sqlite3.connect = Held
+"""
+WORKER = "import retry_lab; sys.exit(retry_lab.main(['worker', *call]))"
+
+
+def held_command(place: str, code: str, *call: str) -> "list[str]":
+    """Return the command line of a process that runs `code` and is held at `place`."""
+    return [sys.executable, "-B", "-S", "-c", HELD + code, place, *call]
+
+
 class LabTest(unittest.TestCase):
     """A test with a folder of its own, gone afterwards."""
 
