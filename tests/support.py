@@ -6,7 +6,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import traceback
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 
 import retry_lab
@@ -41,6 +43,23 @@ def edited(source: str, *edits: "tuple[str, str]") -> str:
             raise ValueError(f"stands {source.count(old)} times, not once: {old!r}")
         source = source.replace(old, new)
     return source
+
+
+def forked(work: "Callable[..., int]", *arguments: object) -> int:
+    """Fork a process that does `work` and exits with what it returns; return its id."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        os._exit(work(*arguments))
+    finally:  # reached by an error only, which must not go on as a second test run
+        traceback.print_exc()
+        os._exit(99)
+
+
+def ended(process: int) -> int:
+    """Wait for `process`; return its exit status, or minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 # Just before a process runs the statement at `place`, it says so on stderr and waits

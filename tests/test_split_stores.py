@@ -17,28 +17,22 @@ import os
 import signal
 import sqlite3
 import unittest
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
 from retry_lab import SCHEMA, create_job
-from tests.support import FIRST_JOB, LabTest
+from tests.support import FIRST_JOB, LabTest, ended, forked
 
 CONNECT = sqlite3.connect
 TWO_JOBS = [(1, "weekly"), (2, "weekly")]
 LONG_KEY = "op-a".ljust(100_000, "-")  # its receipt does not fit into 64 KiB
 
 
-def end_of(attempt: object, *arguments: object) -> int:
-    """Run an attempt in a forked child; return its exit status, or minus its signal."""
-    child = os.fork()
-    if not child:
-        try:
-            attempt(*arguments)
-            os._exit(0)
-        finally:
-            os._exit(1)  # an exception ends here: the child never returns
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def end_of(attempt: "Callable[..., int]", *arguments: object) -> int:
+    """Make an attempt in a forked process, to its death; return how it ended."""
+    return ended(forked(attempt, *arguments))
 
 
 def transact(path: str, statement: str, *values: object) -> "list[tuple]":
