@@ -5,8 +5,8 @@
 # ///
 """A call that creates a job got no answer. Did it create the job? Try again?
 
-In five cases, a worker process writes a job and a receipt in one transaction and
-really dies (os._exit) before or after COMMIT; then the caller's next attempt is made.
+In each of five cases a worker process writes a job and a receipt in one transaction.
+In four it really dies (os._exit), before or after COMMIT. Then comes the next attempt.
 There is no network here, no power loss and no load: only processes and SQLite files.
 
 operation       one thing somebody intends to happen once
@@ -60,8 +60,8 @@ def create_job(database: str, key: str, report: str, fault: str = "none") -> int
                 raise KeyPayloadConflict("key_payload_conflict")
         else:
             job_id = run("INSERT INTO jobs (report) VALUES (?)", (report,)).lastrowid
-            # The lock is the rule, the primary key the backstop: after a look without
-            # the lock it refuses a second receipt, but by an error, not by a replay.
+            # The lock is the rule, the primary key the backstop: a service that looks
+            # before it locks gets an error here for a second receipt, not a replay.
             run("INSERT INTO receipts VALUES (?, ?, ?)", (key, report, job_id))
         if fault == "before_commit":
             os._exit(17)  # no finally, no flush, no rollback, as in a real crash
@@ -72,7 +72,7 @@ def create_job(database: str, key: str, report: str, fault: str = "none") -> int
 
 
 def worker(arguments: list[str]) -> int:
-    """Make the attempt that DATABASE KEY REPORT FAULT say; return the exit status."""
+    """Make an attempt, acknowledge it on stdout, return the process's exit status."""
     if len(arguments) != 4 or not arguments[1] or arguments[3] not in FAULTS:
         usage = f"worker DATABASE KEY REPORT {'|'.join(FAULTS)} (KEY: not empty)"
         print(f"usage: {os.path.basename(__file__)} {usage}", file=sys.stderr)
@@ -90,14 +90,14 @@ Rows = namedtuple("Rows", "jobs receipts")
 Observation = namedtuple("Observation", "key report first first_rows next next_rows")
 Case = namedtuple("Case", "row fault key report first first_jobs next next_jobs keys")
 
-# Each expectation is written out and none derived from another: that job ids and job
-# counts both run 1, 2 is a coincidence no check may lean on.
+# Each expectation is written out, none derived from another: that job ids equal job
+# counts is a coincidence, and no check may lean on it.
 BEFORE, AFTER = Reply(17, "", ""), Reply(18, "", "")
 JOB_1, JOB_2 = Reply(0, "1\n", ""), Reply(0, "2\n", "")
 REFUSED = Reply(20, "key_payload_conflict\n", "")
 ONE, TWO = [(1, "weekly")], [(1, "weekly"), (2, "weekly")]
 FIRST_CALL = ("op-a", "weekly")
-CASES = (  # row, fault of the first call, the next attempt; then what must be seen
+CASES = (  # row, first fault, next key and report; first reply, jobs; next; keys
     Case(1, "before_commit", "op-a", "weekly", BEFORE, [], JOB_1, ONE, ["op-a"]),
     Case(2, "after_commit", "op-a", "weekly", AFTER, ONE, JOB_1, ONE, ["op-a"]),
     Case(3, "after_commit", "op-b", "weekly", AFTER, ONE, JOB_2, TWO, ["op-a", "op-b"]),
@@ -112,10 +112,10 @@ def observe(case: Case, directory: str) -> Observation:
     seen: list[object] = []
     with closing(sqlite3.connect(database)) as connection:
         connection.executescript(SCHEMA)
-        # The second call is made whatever the first exit status was. That is the lab's
-        # instrument: a caller never sees it, and can't tell "before" from "after".
+        # The second call is made whatever the first exit status was: the status is the
+        # lab's instrument. A caller never sees it, and can't tell before from after.
         for call in (*FIRST_CALL, case.fault), (case.key, case.report, "none"):
-            seen += call_worker(database, *call), read_rows(connection)
+            seen += [call_worker(database, *call), read_rows(connection)]
     return Observation(case.key, case.report, *seen)
 
 
@@ -161,11 +161,11 @@ def judge(case: Case, seen: Observation) -> list[str]:
     if case.next == REFUSED:
         checks.append(("rows after the conflict", seen.first_rows, seen.next_rows))
     verdict = "FAIL"
-    # Void: a first worker that did not die as told leaves the next attempt no meaning.
+    # A next attempt means nothing if the first worker did not die as it was told to.
     if case.fault != "none" and case.first.exit_status != seen.first.exit_status:
         verdict, checks = "VOID", checks[:1]
-    line = f"{verdict} case {case.row}: {{}}: expected {{!a}}, saw {{!a}}"
-    return [line.format(*check) for check in checks if check[1] != check[2]]
+    line = verdict + " case {}: {}: expected {!a}, saw {!a}"
+    return [line.format(case.row, *check) for check in checks if check[1] != check[2]]
 
 
 def judge_all(observations: list[Observation]) -> list[str]:
@@ -207,8 +207,8 @@ one attempt: %(prog)s worker DATABASE KEY REPORT FAULT
 example: %(prog)s --keep kept
          %(prog)s worker kept/case-2.sqlite op-a weekly none"""
 PASS = """PASS: exit statuses, answers, jobs and receipts are what each case expects.
-Rows 2 and 3 differ only in the key: same key, one job; new key, two jobs.
-Rows 3 and 5 end in the same rows: afterwards nothing in the database tells an
+Cases 2 and 3 differ only in the key: same key, one job; new key, two jobs.
+Cases 3 and 5 end in the same rows: afterwards nothing in the database tells an
 accidental duplicate from an intended second job."""
 KEPT = """
 case-1.sqlite to case-5.sqlite are in {!a}. To look into one, go there and run:
@@ -229,7 +229,7 @@ def lab(arguments: list[str]) -> int:
         os.mkdir(keep)  # or FileExistsError: nothing of anybody's is overwritten
     # The cases share nothing, so they run side by side.
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor() as pool:
-        observations = list(pool.map(observe, CASES, [keep or temporary] * 5))
+        observations = list(pool.map(observe, CASES, [keep or temporary] * len(CASES)))
     complaints = judge_all(observations)
     kept = [KEPT.format(keep)] if keep else []
     lines = [table(observations), "", *(complaints or [PASS]), *kept, ""]
@@ -246,9 +246,9 @@ def main(arguments: list[str]) -> int:
         return worker(arguments[1:]) if arguments[:1] == ["worker"] else lab(arguments)
     except (OSError, sqlite3.Error, UnicodeEncodeError, KeyboardInterrupt) as error:
         print(f"error: {str(error) or 'interrupted'}", file=sys.stderr)
-        # If stdout is what failed, leave Python nothing to flush into it at exit.
+        # If stdout is what failed, Python must not try to flush it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 2 if isinstance(error, FileExistsError) else 1
+        return 2 if isinstance(error, FileExistsError) else 1  # --keep DIR was there
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ OUTPUT = """\
 | 5 | no crash      | new key, same report   | 0 -> 0   | 1 -> 2 | job 2    |
 
 PASS: exit statuses, answers, jobs and receipts are what each case expects.
-Rows 2 and 3 differ only in the key: same key, one job; new key, two jobs.
-Rows 3 and 5 end in the same rows: afterwards nothing in the database tells an
+Cases 2 and 3 differ only in the key: same key, one job; new key, two jobs.
+Cases 3 and 5 end in the same rows: afterwards nothing in the database tells an
 accidental duplicate from an intended second job.
 """
 TEXT_OF_TABLE = OUTPUT.split("\n\n", maxsplit=1)[0]
@@ -85,7 +85,7 @@ class Lab(LabTest):
         for place in (self.folder / "no" / "kept", ""):
             status, shown, error = self.outcome(LAB, "--keep", place)
             self.assertEqual((status, shown), (1, ""))
-            self.assertRegex(error, r"\Aerror: .*No such file.*\n\Z")
+            self.assertRegex(error, r"\Aerror: [^\n]+\n\Z")
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_help_explains_the_lab_the_worker_and_the_exit_statuses(self) -> None:
