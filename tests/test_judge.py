@@ -97,6 +97,20 @@ class Judge(unittest.TestCase):
         made = {line.split(": ")[1] for line in retry_lab.judge_all(seen)}
         self.assertEqual(made, {check for _, _, _, check, _, _ in ALTERED})
 
+    def test_a_crossed_receipt_in_either_case_is_seen(self) -> None:
+        """Cases 3 and 5 must end in the same rows, whichever of the two went astray."""
+        crossed = repr(TWO._replace(receipts=CROSSED))
+        line = f"FAIL case 5: rows as in case 3: expected {crossed}, saw {TWO}"
+        seen = altered(3, "next_rows", {"receipts": CROSSED})
+        self.assertEqual(retry_lab.judge_all(seen), [line])
+
+    def test_a_case_is_judged_by_what_it_says(self) -> None:
+        """A refusal that a case spells out itself is a conflict like any other."""
+        case = CASES[3]._replace(next=Reply(20, "key_payload_conflict\n", ""))
+        first_rows = ONE._replace(receipts=[("op-a", "daily", 1)])
+        complaints = retry_lab.judge(case, HONEST[3]._replace(first_rows=first_rows))
+        self.assertRegex(complaints[0], "FAIL case 4: rows after the conflict: ")
+
     def test_a_first_worker_that_did_not_die_makes_its_case_void(self) -> None:
         """A first worker that did not die where it was told to: void, and no word more."""
         for number, expected, status in (
@@ -153,6 +167,16 @@ class Printer(unittest.TestCase):
             "job 9",
         ]
         self.assertEqual(self.cells(seen), expected)
+
+    def test_a_row_tells_same_from_other_by_value(self) -> None:
+        """Same is what reads the same; what sorts before or after it is another."""
+        for key, report, sent in (
+            ("".join(["op", "-a"]), "".join(["week", "ly"]), "same key, same report"),
+            ("op-", "wee", "new key, other report"),
+            ("op-b", "yearly", "new key, other report"),
+        ):
+            seen = HONEST[0]._replace(key=key, report=report)
+            self.assertEqual(self.cells(seen)[2], sent)
 
     def test_a_row_calls_unclear_what_it_cannot_read(self) -> None:
         """An exit status with no meaning of its own is shown, and called unclear."""
