@@ -212,7 +212,7 @@ Cases 3 and 5 end in the same rows: afterwards nothing in the database tells an
 accidental duplicate from an intended second job."""
 KEPT = """
 case-1.sqlite to case-5.sqlite are in {!a}. To look into one, go there and run:
-python -c "import sqlite3 as s; print(*s.connect('case-3.sqlite').iterdump())" """
+python -c "import sqlite3 as s; print(*s.connect('case-3.sqlite').iterdump())\""""
 
 
 def lab(arguments: list[str]) -> int:

@@ -110,6 +110,10 @@ class Judge(unittest.TestCase):
         first_rows = ONE._replace(receipts=[("op-a", "daily", 1)])
         complaints = retry_lab.judge(case, HONEST[3]._replace(first_rows=first_rows))
         self.assertRegex(complaints[0], "FAIL case 4: rows after the conflict: ")
+        # Another exit status, which sorts after 20, is no conflict.
+        case = CASES[1]._replace(next=Reply(21, "", ""))
+        seen = HONEST[1]._replace(first_rows=first_rows, next=Reply(21, "", ""))
+        self.assertEqual(retry_lab.judge(case, seen), [])
 
     def test_a_first_worker_that_did_not_die_makes_its_case_void(self) -> None:
         """A first worker that did not die where it was told to: void, and no word more."""
@@ -119,10 +123,10 @@ class Judge(unittest.TestCase):
             (3, 18, 0),
             (4, 18, "hung"),
         ):
-            seen = altered(number, "first", {"exit_status": status, "stderr": "?"})
-            seen[number - 1] = seen[number - 1]._replace(
-                next=Reply(1, "", "?"), next_rows=EMPTY
-            )
+            first, following = Reply(status, "?", "?"), Reply(1, "?", "?")
+            wrong = {"first": first, "next": following, "next_rows": EMPTY}
+            seen = list(HONEST)
+            seen[number - 1] = HONEST[number - 1]._replace(**wrong)
             line = f"VOID case {number}: first exit status: expected {expected}, saw {status!r}"
             self.assertEqual(retry_lab.judge_all(seen), [line])
 
@@ -171,7 +175,8 @@ class Printer(unittest.TestCase):
     def test_a_row_tells_same_from_other_by_value(self) -> None:
         """Same is what reads the same; what sorts before or after it is another."""
         for key, report, sent in (
-            ("".join(["op", "-a"]), "".join(["week", "ly"]), "same key, same report"),
+            # Decoded afresh: equal to the first call's, but not the same objects.
+            (b"op-a".decode(), b"weekly".decode(), "same key, same report"),
             ("op-", "wee", "new key, other report"),
             ("op-b", "yearly", "new key, other report"),
         ):

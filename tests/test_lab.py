@@ -62,7 +62,7 @@ class Lab(LabTest):
         two_jobs = ([(1, "weekly"), (2, "weekly")], receipts)
         expected = [FIRST_JOB, FIRST_JOB, two_jobs, FIRST_JOB, two_jobs]
         self.assertEqual([self.rows(str(kept / name)) for name in names], expected)
-        command = done.stdout.splitlines()[-1].strip()
+        command = done.stdout.splitlines()[-1]
         self.assertTrue(command.startswith('python -c "') and command.endswith('"'))
         code = command[len('python -c "') : -1]
         self.assertIn("VALUES('op-b','weekly',2)", run("-c", code, cwd=kept).stdout)
@@ -109,7 +109,7 @@ class Lab(LabTest):
         for words in (["--kept", "x"], ["works"], ["--keep"]):
             status, shown, error = self.outcome(LAB, *words)
             self.assertEqual((status, shown), (2, ""))
-            self.assertIn("usage: ", error)
+            self.assertTrue(error.startswith("usage: retry_lab.py [-h] [--keep DIR]\n"))
             self.assertNotIn("Traceback", error)
 
 
@@ -167,9 +167,11 @@ class Starting(LabTest):
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_importing_it_runs_nothing(self) -> None:
-        """`import retry_lab` prints nothing and starts nothing."""
-        done = run("-B", "-c", "import retry_lab", cwd=ROOT)
-        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        """Imported, under whatever name, it prints nothing and starts nothing."""
+        shutil.copy(LAB, self.folder / "Lab.py")
+        for name, home in (("retry_lab", ROOT), ("Lab", self.folder)):
+            done = run("-B", "-c", f"import {name}", cwd=home)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
 
     def test_a_reader_that_leaves_early_draws_no_traceback(self) -> None:
         """Piped into head it is quiet; with no reader at all it says so in one line."""
