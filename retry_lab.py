@@ -41,9 +41,8 @@ class KeyPayloadConflict(ValueError):
 def create_job(database: str, key: str, report: str, fault: str = "none") -> int:
     """Return the id of the job of operation `key`, creating it at the first attempt.
 
-    `fault`, one of FAULTS, is where this process dies. Raises KeyPayloadConflict,
-    OSError (no such file), sqlite3.Error (no such tables, locked for over 5 seconds)
-    or UnicodeEncodeError (a key that UTF-8 can't encode).
+    `fault`, one of FAULTS, is where it dies. Raises KeyPayloadConflict, OSError (no
+    file), sqlite3.Error (no tables, locked past 5 seconds), UnicodeEncodeError (key).
     """
     os.stat(database)  # sqlite3.connect would create a missing file
     connection = sqlite3.connect(database, timeout=5, isolation_level=None)
@@ -85,6 +84,7 @@ def worker(arguments: list[str]) -> int:
     return status
 
 
+# How a worker ended; what a database held; what was sent and seen; what to expect.
 Reply = namedtuple("Reply", "exit_status stdout stderr")
 Rows = namedtuple("Rows", "jobs receipts")
 Observation = namedtuple("Observation", "key report first first_rows next next_rows")
@@ -136,15 +136,19 @@ def call_worker(*arguments: str) -> Reply:
 
 def read_rows(connection: sqlite3.Connection) -> Rows:
     """Return all (id, report) of jobs and all (key, report, job_id) of receipts."""
-    jobs = connection.execute("SELECT id, report FROM jobs ORDER BY id")
-    receipts = connection.execute("SELECT * FROM receipts ORDER BY key")
-    return Rows(jobs.fetchall(), receipts.fetchall())
+    try:
+        jobs = connection.execute("SELECT id, report FROM jobs ORDER BY id").fetchall()
+        receipts = connection.execute("SELECT * FROM receipts ORDER BY key").fetchall()
+    except sqlite3.Error as error:  # a worker broke it: for the judge, not for us
+        return Rows([], [("unreadable", str(error), 0)])
+    return Rows(jobs, receipts)
 
 
 def judge(case: Case, seen: Observation) -> list[str]:
     """Return a complaint for each thing in `seen` that `case` does not expect. Pure."""
     jobs, receipts = seen.next_rows
     strays = [row for row in receipts if (row[2], row[1]) not in jobs]
+    keys = sorted({row[0] for row in receipts}, key=repr)
     checks = [
         ("first exit status", case.first.exit_status, seen.first.exit_status),
         ("first stdout", case.first.stdout, seen.first.stdout),
@@ -156,7 +160,7 @@ def judge(case: Case, seen: Observation) -> list[str]:
         ("jobs after the next attempt", case.next_jobs, jobs),
         ("number of receipts", len(jobs), len(receipts)),
         ("receipts without their job", [], strays),
-        ("keys with a receipt", case.keys, sorted({key for key, _, _ in receipts})),
+        ("keys with a receipt", case.keys, keys),
     ]
     if case.next == REFUSED:
         checks.append(("rows after the conflict", seen.first_rows, seen.next_rows))
@@ -173,7 +177,8 @@ def judge_all(observations: list[Observation]) -> list[str]:
     lines = [line for pair in zip(CASES, observations) for line in judge(*pair)]
     third, fifth = observations[2].next_rows, observations[4].next_rows
     if third != fifth and not any(line.startswith("VOID case 3") for line in lines):
-        lines.append(f"FAIL case 5: rows as in case 3: expected {third}, saw {fifth}")
+        line = "FAIL case 5: rows as in case 3: expected {!a}, saw {!a}"
+        lines.append(line.format(third, fifth))
     return lines
 
 
@@ -187,7 +192,8 @@ def table(observations: list[Observation]) -> str:
         report = "same report" if seen.report == FIRST_CALL[1] else "other report"
         exits = f"{seen.first.exit_status} -> {seen.next.exit_status}"
         jobs = f"{len(seen.first_rows.jobs)} -> {len(seen.next_rows.jobs)}"
-        answers = {0: f"job {' '.join(seen.next.stdout.split())}", 20: "rejected"}
+        job = seen.next.stdout.strip()
+        answers = {0: f"job {job}" if job.isdecimal() else "unclear", 20: "rejected"}
         answer = answers.get(seen.next.exit_status, "unclear")
         rows.append((str(row), death, f"{key}, {report}", exits, jobs, answer))
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -242,12 +248,16 @@ def main(arguments: list[str]) -> int:
     """Run a worker or the lab; return the exit status. An error becomes one line."""
     if not os.path.isfile(main.__code__.co_filename):  # pasted at a prompt or in a cell
         sys.exit("error: save this as a file first: workers are started from that file")
+    if None in (sys.stdout, sys.stderr):  # closed by the shell, as >&- does
+        sys.exit("error: standard output and standard error must be open")
     try:
         return worker(arguments[1:]) if arguments[:1] == ["worker"] else lab(arguments)
     except (OSError, sqlite3.Error, UnicodeEncodeError, KeyboardInterrupt) as error:
         print(f"error: {str(error) or 'interrupted'}", file=sys.stderr)
-        # If stdout is what failed, Python must not try to flush it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it was stdout that failed: Python must not try again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 2 if isinstance(error, FileExistsError) else 1  # --keep DIR was there
 
 

@@ -39,4 +39,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(max(1, int(sys.argv[1])) if len(sys.argv) > 1 else 20)

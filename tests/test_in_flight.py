@@ -93,7 +93,7 @@ class InFlight(LabTest):
         self.assertEqual(self.rows(self.database), ([], []))
 
     def test_a_wait_that_is_over_first_is_no_answer(self) -> None:
-        """A retry that waits 5 seconds in vain writes nothing; the next one replays."""
+        """A retry whose wait is in vain writes nothing; the one after it replays."""
         first = self.held("COMMIT")
         self.assertEqual(self.call(self.database, "op-a"), LOCKED)
         self.assertEqual(self.rows(self.database), ([], []))
@@ -136,10 +136,17 @@ class InFlight(LabTest):
                 ("op-a", 2, "UNIQUE constraint failed: receipts.key"),
                 ("op-b", 1, "UNIQUE constraint failed: receipts.job_id"),
                 (None, 2, "NOT NULL constraint failed: receipts.key"),
+                ("op-b", None, "NOT NULL constraint failed: receipts.job_id"),
             ):
                 with self.assertRaisesRegex(sqlite3.IntegrityError, refused):
                     row = (key, "weekly", job_id)
                     service.execute("INSERT INTO receipts VALUES (?, ?, ?)", row)
+            for insert in (
+                "INSERT INTO receipts VALUES ('op-b', NULL, 2)",
+                "INSERT INTO jobs VALUES (2, NULL)",
+            ):
+                with self.assertRaisesRegex(sqlite3.IntegrityError, "NULL .*report"):
+                    service.execute(insert)
         self.assertEqual(self.rows(self.database), FIRST_JOB)
 
 

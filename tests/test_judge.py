@@ -5,6 +5,8 @@ Below are honest observations of the five cases, written by hand; for each check
 observation with that respect altered, and the one complaint it must draw.
 """
 
+import inspect
+import re
 import unittest
 
 import retry_lab
@@ -58,6 +60,8 @@ ALTERED = (
      "['op-a']", "['op-c']"),
     (4, "first_rows", {"receipts": [("op-a", "daily", 1)]}, "rows after the conflict",
      "Rows(jobs=[(1, 'weekly')], receipts=[('op-a', 'daily', 1)])", repr(ONE)),
+    (2, "next_rows", {"receipts": [(None, "weekly", 1)]}, "keys with a receipt",
+     "['op-a']", "[None]"),
     (5, "next_rows", {"receipts": CROSSED}, "rows as in case 3",
      repr(TWO), repr(TWO._replace(receipts=CROSSED))),
 )  # fmt: skip
@@ -86,7 +90,7 @@ class Judge(unittest.TestCase):
 
     def test_no_check_is_idle(self) -> None:
         """Every check the judge makes has an altered observation that only it catches."""
-        # Wrong in every respect: a check that stays silent here is not made at all.
+        # Wrong in every respect that the judge knows of.
         seen = []
         for case in CASES:
             status = case.first.exit_status if case.fault != "none" else 1
@@ -94,8 +98,18 @@ class Judge(unittest.TestCase):
             strays = [("x", "y", case.row), ("z", "y", case.row)]
             rows = Rows([(5, "x")], []), Rows([(9, "x")], strays)
             seen.append(Observation("x", "x", first, rows[0], following, rows[1]))
+        # A check could be silent even here, so the judge's own list is read as well.
+        listed = re.findall(r'\("([a-z ]+)", ', inspect.getsource(retry_lab.judge))
         made = {line.split(": ")[1] for line in retry_lab.judge_all(seen)}
+        self.assertEqual(made, {*listed, "rows as in case 3"})
         self.assertEqual(made, {check for _, _, _, check, _, _ in ALTERED})
+
+    def test_keys_of_different_kinds_are_a_complaint(self) -> None:
+        """A receipt without a key beside one with a key is a complaint, and no crash."""
+        receipts = [(None, "weekly", 2), ("op-a", "weekly", 1)]
+        seen = altered(3, "next_rows", {"receipts": receipts})
+        line = "FAIL case 3: keys with a receipt: expected ['op-a', 'op-b'], saw "
+        self.assertEqual(retry_lab.judge_all(seen)[0], line + "['op-a', None]")
 
     def test_a_crossed_receipt_in_either_case_is_seen(self) -> None:
         """Cases 3 and 5 must end in the same rows, whichever of the two went astray."""
@@ -197,10 +211,11 @@ class Printer(unittest.TestCase):
         ]
         self.assertEqual(self.cells(seen), expected)
 
-    def test_an_answer_of_several_lines_stays_in_its_row(self) -> None:
-        """What a worker prints can't break the table."""
-        seen = HONEST[0]._replace(next=Reply(0, "1\n2\n", ""))
-        self.assertEqual(self.cells(seen)[-1], "job 1 2")
+    def test_an_answer_that_is_no_number_stays_out_of_its_row(self) -> None:
+        """What a worker prints can't break the table: no number, no job."""
+        for answer in ("1\n2\n", "| 1 |", "\xe9", ""):
+            seen = HONEST[0]._replace(next=Reply(0, answer, ""))
+            self.assertEqual(self.cells(seen)[-1], "unclear")
 
     def test_the_columns_stay_aligned(self) -> None:
         """Header, rule and rows have one width, whatever they hold."""

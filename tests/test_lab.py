@@ -192,6 +192,19 @@ class Starting(LabTest):
         self.assertEqual(unread.returncode, 1)
         self.assertRegex(unread.stderr.decode(), r"\Aerror: [^\n]+\n\Z")
 
+    @unittest.skipUnless(os.name == "posix", "a POSIX shell closes the streams")
+    def test_a_closed_stream_is_an_error(self) -> None:
+        """Started with stdout or stderr closed: exit 1, and no answer goes astray."""
+        database = self.new_database()
+        words = f'"{sys.executable}" "{LAB}" worker "{database}" op-a weekly'
+        for call in (f'"{sys.executable}" "{LAB}"', f"{words} none", f"{words} never"):
+            for closed in (">&-", "2>&-"):
+                command = ["sh", "-c", f"{call} {closed}"]
+                done = subprocess.run(command, capture_output=True, check=False)
+                self.assertEqual((done.returncode, done.stdout), (1, b""))
+                self.assertNotIn(b"Traceback", done.stderr)
+        self.assertEqual(self.rows(database), ([], []))
+
 
 class Leftovers(LabTest):
     def setUp(self) -> None:

@@ -31,6 +31,7 @@ RETURN = "return int(job_id)"
 PRINT = "    print(answer, flush=True)\n"
 CREATE = "answer, status = str(create_job(*arguments)), 0"
 HANG = "    if 'op-b' in arguments:\n        __import__('threading').Event().wait()\n"
+DROP = "    sqlite3.connect(arguments[0]).execute('DROP TABLE receipts')\n"
 OVERWRITE = """run("UPDATE receipts SET report = ?", (report,))
                 run("COMMIT")"""
 OR_IGNORE = """new = "INSERT OR IGNORE INTO receipts SELECT ?, ?, count(*) + 1 FROM jobs"
@@ -51,6 +52,16 @@ BROKEN = (
         "answer in time",
         [(PRINT, HANG + PRINT), ("timeout=10", "timeout=5")],
         "FAIL case 3: next exit status: expected 0, saw 'hung'",
+    ),
+    Broken(
+        "leave the tables alone",
+        [(PRINT, DROP + PRINT)],
+        "FAIL case 2: keys with a receipt: expected ['op-a'], saw ['unreadable']",
+    ),
+    Broken(
+        "print what can be read",
+        [(PRINT, "    os.write(1, b'\\xe9|')\n" + PRINT)],
+        r"FAIL case 5: next stdout: expected '2\n', saw '\xe9|2\n'",
     ),
     Broken(
         "look the key up",

@@ -36,12 +36,17 @@ NOTES = """CREATE TABLE IF NOT EXISTS notes (operation TEXT NOT NULL PRIMARY KEY
 def plan(notes: sqlite3.Connection, operation: str, report: str) -> None:
     """Mint the key of `operation`, once, and write it down before any attempt."""
     # A successor that plans the operation again keeps the key that stands there.
-    note = (operation, uuid.uuid4().hex, report)
-    notes.execute("INSERT OR IGNORE INTO notes VALUES (?, ?, ?, 'planned', NULL)", note)
+    insert = (
+        "INSERT INTO notes VALUES (?, ?, ?, 'planned', NULL) ON CONFLICT DO NOTHING"
+    )
+    notes.execute(insert, (operation, uuid.uuid4().hex, report))
+    query = "SELECT report FROM notes WHERE operation = ?"
+    if notes.execute(query, (operation,)).fetchone() != (report,):
+        raise ValueError(f"{operation} is planned with another report")
 
 
 def carry_out(notes: sqlite3.Connection, worker: "tuple[str, ...]") -> None:
-    """Make an attempt at each operation that has no answer yet."""
+    """Make an attempt at each operation that has no answer yet, up to a silence."""
     # Sent without an answer means unknown: the same key goes out with the same report.
     unanswered = "SELECT key, report FROM notes WHERE state != 'answered'"
     for key, report in notes.execute(unanswered).fetchall():
