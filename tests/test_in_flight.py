@@ -94,8 +94,11 @@ class InFlight(LabTest):
 
     def test_a_wait_that_is_over_first_is_no_answer(self) -> None:
         """A retry whose wait is in vain writes nothing; the one after it replays."""
+        hasty = self.edited_lab(
+            ("timeout=5", "timeout=1")
+        )  # and 4 seconds less to wait
         first = self.held("COMMIT")
-        self.assertEqual(self.call(self.database, "op-a"), LOCKED)
+        self.assertEqual(self.call(self.database, "op-a", lab=hasty), LOCKED)
         self.assertEqual(self.rows(self.database), ([], []))
         self.assertEqual(end(first), JOB_1)
         self.assertEqual(self.call(self.database, "op-a"), JOB_1)
