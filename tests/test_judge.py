@@ -7,7 +7,9 @@ observation with that respect altered, and the one complaint it must draw.
 
 import inspect
 import re
+import sqlite3
 import unittest
+from contextlib import closing
 
 import retry_lab
 from retry_lab import CASES, Observation, Reply, Rows
@@ -103,6 +105,17 @@ class Judge(unittest.TestCase):
         made = {line.split(": ")[1] for line in retry_lab.judge_all(seen)}
         self.assertEqual(made, {*listed, "rows as in case 3"})
         self.assertEqual(made, {check for _, _, _, check, _, _ in ALTERED})
+
+    def test_rows_that_can_not_be_read_are_a_complaint(self) -> None:
+        """A database that a worker made unreadable is its case's complaint, no crash."""
+        with closing(sqlite3.connect(":memory:")) as empty:
+            rows = retry_lab.read_rows(empty)
+        self.assertEqual(rows, Rows([], [("unreadable", "no such table: jobs", 0)]))
+        seen = list(HONEST)
+        seen[1] = HONEST[1]._replace(next_rows=rows)
+        complaints = retry_lab.judge_all(seen)
+        self.assertEqual({line[:12] for line in complaints}, {"FAIL case 2:"})
+        self.assertIn("no such table: jobs", "".join(complaints))
 
     def test_keys_of_different_kinds_are_a_complaint(self) -> None:
         """A receipt without a key beside one with a key is a complaint, and no crash."""
