@@ -241,6 +241,9 @@ class Leftovers(LabTest):
         interrupt = f"    if not os.path.exists({str(once)!r}):\n"
         interrupt += f"        os.mkdir({str(once)!r})\n"
         interrupt += "        os.killpg(0, 2)\n"
+        # A test run in the background may ignore the signal, and would hand that down.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         lab = self.edited_lab((answer, interrupt + answer))
         done = run(lab, env=self.settings, start_new_session=True)
         self.assertTrue(once.exists())
