@@ -8,8 +8,10 @@ observation with that respect altered, and the one complaint it must draw.
 import inspect
 import re
 import sqlite3
+import subprocess
 import unittest
 from contextlib import closing
+from unittest import mock
 
 import retry_lab
 from retry_lab import CASES, Observation, Reply, Rows
@@ -78,6 +80,24 @@ def altered(number: int, field: str, parts: "dict[str, object]") -> "list[Observ
 
 
 class Judge(unittest.TestCase):
+    def test_the_cases_are_the_five_of_the_table(self) -> None:
+        """Each case's first fault and next attempt are those of the README's table."""
+        asked = [(case.row, case.fault, case.key, case.report) for case in CASES]
+        expected = [
+            (1, "before_commit", "op-a", "weekly"),
+            (2, "after_commit", "op-a", "weekly"),
+            (3, "after_commit", "op-b", "weekly"),
+            (4, "after_commit", "op-a", "daily"),
+            (5, "none", "op-b", "weekly"),
+        ]
+        self.assertEqual(asked, expected)
+
+    def test_a_worker_that_does_not_answer_in_time_is_hung(self) -> None:
+        """A worker that is killed for being late is hung, with nothing else made up."""
+        late = subprocess.TimeoutExpired("worker", 10)
+        with mock.patch("subprocess.run", side_effect=late):
+            self.assertEqual(retry_lab.call_worker("database"), Reply("hung", "", ""))
+
     def test_honest_observations_draw_no_complaint(self) -> None:
         """Honest observations of all five cases draw no complaint."""
         self.assertEqual(retry_lab.judge_all(list(HONEST)), [])

@@ -55,7 +55,7 @@ class Lab(LabTest):
         kept = self.folder / "kept"
         done = run(LAB, "--keep", kept)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertTrue(done.stdout.startswith(OUTPUT))
+        self.assertTrue(done.stdout.startswith(f"{OUTPUT}\ncase-1.sqlite to case-5"))
         self.assertIn(ascii(str(kept)), done.stdout)
         names = [f"case-{number}.sqlite" for number in range(1, 6)]
         self.assertEqual(sorted(os.listdir(kept)), names)
@@ -94,7 +94,9 @@ class Lab(LabTest):
         for flags in ([], ["-OO"]):
             status, shown, error = self.outcome(*flags, LAB, "--help")
             self.assertEqual((status, error), (0, ""))
-            for said in ("--keep DIR", "worker DATABASE KEY REPORT FAULT", "example:"):
+            self.assertIn("\n\nA call that creates a job got no answer", shown)
+            self.assertRegex(shown, "\n  --keep DIR +make DIR, leave databases there\n")
+            for said in ("worker DATABASE KEY REPORT FAULT", "example:"):
                 self.assertIn(said, shown)
             for said in (
                 "before_commit",
@@ -203,7 +205,10 @@ class Starting(LabTest):
                 command = ["sh", "-c", f"{call} {closed}"]
                 done = subprocess.run(command, capture_output=True, check=False)
                 self.assertEqual((done.returncode, done.stdout), (1, b""))
-                self.assertNotIn(b"Traceback", done.stderr)
+                said = b"error: " if closed == ">&-" else b""
+                self.assertEqual(
+                    (done.stderr[:7], done.stderr.count(b"\n")), (said, len(said) // 7)
+                )
         self.assertEqual(self.rows(database), ([], []))
 
 
