@@ -8,7 +8,8 @@ import sys
 import tempfile
 import traceback
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import retry_lab
@@ -16,6 +17,8 @@ import retry_lab
 LAB = Path(retry_lab.__file__).resolve()
 ROOT = LAB.parent
 FIRST_JOB = ([(1, "weekly")], [("op-a", "weekly", 1)])
+ERROR_LINE = r"\Aerror: [^\n]+\n\Z"
+JOB_1 = (0, "1\n", "")  # exit status, stdout and stderr of the call that made it
 
 
 def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str]":
@@ -34,6 +37,19 @@ def environment(**variables: str) -> "dict[str, str]":
 def worker_command(*arguments: str, lab: Path = LAB) -> "list[str]":
     """Return the command line of one worker process, as lean as the lab starts it."""
     return [sys.executable, "-I", "-S", str(lab), "worker", *arguments]
+
+
+def side_by_side(work: "Callable[..., object]", *columns: "Iterable[object]") -> list:
+    """Return what `work` returns for each row of `columns`, three at a time."""
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(work, *columns))
+
+
+def readme_table(heading: str) -> "list[str]":
+    """Return the rows, less the header, of the table under a heading of the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return [line for line in section.splitlines() if line.startswith("|")][2:]
 
 
 def edited(source: str, *edits: "tuple[str, str]") -> str:

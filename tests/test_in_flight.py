@@ -17,9 +17,17 @@ from pathlib import Path
 from unittest import mock
 
 import retry_lab
-from tests.support import FIRST_JOB, LAB, WORKER, LabTest, environment, held_command
+from tests.support import (
+    FIRST_JOB,
+    JOB_1,
+    LAB,
+    WORKER,
+    LabTest,
+    environment,
+    held_command,
+)
 
-JOB_1, LOCKED = (0, "1\n", ""), (1, "", "error: database is locked\n")
+LOCKED = (1, "", "error: database is locked\n")
 
 
 def end(process: "subprocess.Popen[str]") -> "tuple[int, str, str]":

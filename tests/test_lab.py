@@ -7,11 +7,19 @@ import sqlite3
 import subprocess
 import sys
 import unittest
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, run
+from tests.support import (
+    ERROR_LINE,
+    FIRST_JOB,
+    LAB,
+    ROOT,
+    LabTest,
+    environment,
+    run,
+    side_by_side,
+)
 
 OUTPUT = """\
 | # | First call    | Next attempt           | Exits    | Jobs   | Answer   |
@@ -29,6 +37,16 @@ accidental duplicate from an intended second job.
 """
 TEXT_OF_TABLE = OUTPUT.split("\n\n", maxsplit=1)[0]
 NOT_A_FILE = "error: save this as a file first: workers are started from that file\n"
+
+
+def unread(*arguments: object) -> "tuple[int, str]":
+    """Run Python with nobody to read its stdout; return exit status and stderr."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    return done.returncode, done.stderr.decode()
 
 
 class Lab(LabTest):
@@ -86,7 +104,7 @@ class Lab(LabTest):
         for place in (self.folder / "no" / "kept", ""):
             status, shown, error = self.outcome(LAB, "--keep", place)
             self.assertEqual((status, shown), (1, ""))
-            self.assertRegex(error, r"\Aerror: [^\n]+\n\Z")
+            self.assertRegex(error, ERROR_LINE)
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_help_explains_the_lab_the_worker_and_the_exit_statuses(self) -> None:
@@ -133,8 +151,7 @@ class Starting(LabTest):
         variables = "DEVMODE=1 VERBOSE=1 WARNINGS=error OPTIMIZE=2 MALLOCSTATS=1"
         names = [*variables.split(), "IOENCODING=cp1252"]
         settings = [environment(**dict([f"PYTHON{name}".split("=")])) for name in names]
-        with ThreadPoolExecutor(3) as pool:
-            ended = list(pool.map(lambda variables: run(LAB, env=variables), settings))
+        ended = side_by_side(lambda variables: run(LAB, env=variables), settings)
         # CPython 3.12.1 crashes under MALLOCSTATS, at the end of whatever it ran.
         crash = run("-c", "pass", env=settings[4]).returncode
         for name, done in zip(names, ended):
@@ -186,14 +203,9 @@ class Starting(LabTest):
                 lab.stdout.close()
                 self.assertEqual(lab.stderr.read(), b"")
             self.assertEqual(lab.returncode, 0)
-        reader, writer = os.pipe()
-        os.close(reader)
-        unread = subprocess.run(
-            command, stdout=writer, stderr=subprocess.PIPE, check=False
-        )
-        os.close(writer)
-        self.assertEqual(unread.returncode, 1)
-        self.assertRegex(unread.stderr.decode(), r"\Aerror: [^\n]+\n\Z")
+        status, error = unread(LAB)
+        self.assertEqual(status, 1)
+        self.assertRegex(error, ERROR_LINE)
 
     @unittest.skipUnless(os.name == "posix", "a POSIX shell closes the streams")
     def test_a_closed_stream_is_an_error(self) -> None:
@@ -359,7 +371,7 @@ class Worker(LabTest):
     def refuses(self, database: object, key: str = "op-a", lab: Path = LAB) -> str:
         status, answer, error = self.call(str(database), key, lab=lab)
         self.assertEqual((status, answer), (1, ""))
-        self.assertRegex(error, r"\Aerror: [^\n]+\n\Z")
+        self.assertRegex(error, ERROR_LINE)
         return error
 
     def test_a_missing_database_is_an_error_and_no_file_appears(self) -> None:
@@ -418,23 +430,9 @@ class Worker(LabTest):
     def test_an_answer_nobody_takes_is_an_error_in_one_line(self) -> None:
         """Nobody reads the answer: exit 1 and one line, though the job is made."""
         database = self.new_database()
-        reader, writer = os.pipe()
-        os.close(reader)
-        command = [
-            sys.executable,
-            str(LAB),
-            "worker",
-            database,
-            "op-a",
-            "weekly",
-            "none",
-        ]
-        done = subprocess.run(
-            command, stdout=writer, stderr=subprocess.PIPE, check=False
-        )
-        os.close(writer)
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr.decode(), r"\Aerror: [^\n]+\n\Z")
+        status, error = unread(LAB, "worker", database, "op-a", "weekly", "none")
+        self.assertEqual(status, 1)
+        self.assertRegex(error, ERROR_LINE)
         self.assertEqual(self.rows(database), FIRST_JOB)
 
 

@@ -9,7 +9,7 @@ import sys
 import unittest
 from unittest import defaultTestLoader
 
-from tests.support import LAB, ROOT, LabTest, environment
+from tests.support import LAB, ROOT, LabTest, environment, readme_table
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
@@ -27,11 +27,6 @@ def commands(block: str) -> "list[tuple[str, str]]":
 def anchor(heading: str) -> str:
     """Return the fragment that a Markdown host makes of `heading`."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def section(heading: str) -> str:
-    """Return what stands between `heading` and the next one of its level."""
-    return README.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
 
 
 class Console(LabTest):
@@ -96,9 +91,8 @@ class Named(unittest.TestCase):
     def test_every_finding_names_a_test_that_exists(self) -> None:
         """Each finding beyond the five cases names a test, in the file it links to."""
         row = r"^\| .* \| .* \| (`.*`) in \[`(test_\w+)\.py`\]\(tests/\2\.py\) \|$"
-        table = section("Beyond the five cases")
-        found = re.findall(row, table, re.MULTILINE)
-        rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+        rows = readme_table("Beyond the five cases")
+        found = re.findall(row, "\n".join(rows), re.MULTILINE)
         self.assertEqual(len(found), len(rows))
         self.assertEqual(len({module for _, module in found}), 6)
         for names, module in found:

@@ -8,16 +8,25 @@ five cases do not see, each with the test elsewhere in this folder that does.
 import os
 import shutil
 import sqlite3
-import subprocess
 import unittest
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from subprocess import CompletedProcess
 from unittest import mock
 
 import retry_lab
-from tests.support import FIRST_JOB, LAB, ROOT, LabTest, edited, run
+from tests.support import (
+    FIRST_JOB,
+    LAB,
+    ROOT,
+    LabTest,
+    edited,
+    readme_table,
+    run,
+    side_by_side,
+)
 
 # Lines of the lab that more than one edit takes hold of.
 JOB = 'run("INSERT INTO jobs (report) VALUES (?)", (report,))'
@@ -286,18 +295,12 @@ UNSEEN = (
 )  # fmt: skip
 
 
-def run_side_by_side(labs: "list[Path]") -> "list[subprocess.CompletedProcess[str]]":
-    """Run `labs`, which share nothing, three at a time; return how each ended."""
-    with ThreadPoolExecutor(3) as pool:
-        return list(pool.map(run, labs))
-
-
 class BrokenLabs(LabTest):
     def test_each_broken_rule_draws_its_complaint(self) -> None:
         """Every rule, once broken, fails the lab, and a named case and check say so."""
         edits = [broken.edits for broken in BROKEN]
         labs = [self.edited_lab(*e, name=f"lab_{n}.py") for n, e in enumerate(edits)]
-        for broken, done in zip(BROKEN, run_side_by_side(labs)):
+        for broken, done in zip(BROKEN, side_by_side(run, labs)):
             with self.subTest(broken.rule):
                 self.assertEqual((done.returncode, done.stderr), (1, ""))
                 self.assertIn(broken.complaint, done.stdout.splitlines())
@@ -329,16 +332,13 @@ class BrokenLabs(LabTest):
 
     def test_the_readme_breaks_the_same_rules(self) -> None:
         """What the README says an edit draws is what these tests saw it draw."""
-        readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        section = readme.split("## Break it yourself", 1)[-1].split("\n## ", 1)[0]
-        shown = [line for line in section.splitlines() if line.startswith("|")][2:]
         rows = [
             f"| {row.rule} | `{row.edits[0][0]}` | `{row.edits[0][1]}` | `{row.complaint}` |"
             for row in BROKEN
             if row.rule in IN_README
         ]
         self.assertEqual(len(rows), len(IN_README))
-        self.assertEqual(shown, rows)
+        self.assertEqual(readme_table("Break it yourself"), rows)
 
 
 class UnseenEdits(LabTest):
@@ -352,7 +352,7 @@ class UnseenEdits(LabTest):
     def test_the_five_cases_do_not_see_these_edits(self) -> None:
         """Some edits pass the five cases: the lab does not show everything it rests on."""
         labs = [self.project(str(n), *row.edits) for n, row in enumerate(UNSEEN)]
-        for row, done in zip(UNSEEN, run_side_by_side(labs)):
+        for row, done in zip(UNSEEN, side_by_side(run, labs)):
             with self.subTest(row.rule):
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
                 self.assertIn("\nPASS: ", done.stdout)
@@ -360,15 +360,15 @@ class UnseenEdits(LabTest):
     @unittest.skipUnless(os.name == "posix", "some of the tests named here need fork")
     def test_another_test_sees_each_of_these_edits(self) -> None:
         """What the five cases can't see, a test in this folder does: each is named."""
-        whole = Unseen("nothing", [], " tests.".join(sorted({r.test for r in UNSEEN})))
-        rows = [whole, *UNSEEN]
-        homes = [self.project(str(n), *row.edits).parent for n, row in enumerate(rows)]
+        names = [f"tests.{row.test}" for row in UNSEEN]
+        edits = [row.edits for row in UNSEEN]
 
-        def test(row: Unseen, home: Path) -> "subprocess.CompletedProcess[str]":
-            return run("-m", "unittest", *f"tests.{row.test}".split(), cwd=home)
+        def test(number: int, names: "Iterable[str]", edits: list) -> CompletedProcess:
+            home = self.project(str(number), *edits).parent
+            return run("-m", "unittest", *names, cwd=home)
 
-        with ThreadPoolExecutor(3) as pool:
-            unedited, *ended = pool.map(test, rows, homes)
+        tests = [sorted(set(names)), *zip(names)]  # all of them, and then one by one
+        unedited, *ended = side_by_side(test, range(len(tests)), tests, [[], *edits])
         # With nothing edited they all run, and pass.
         self.assertEqual(unedited.returncode, 0, unedited.stderr)
         self.assertNotIn("skipped", unedited.stderr)
