@@ -42,7 +42,7 @@ def create_job(database: str, key: str, report: str, fault: str = "none") -> int
     """Return the id of the job of operation `key`, creating it at the first attempt.
 
     `fault`, one of FAULTS, is where the process dies. Raises KeyPayloadConflict,
-    OSError (no file), sqlite3.Error (no table, locked past 5 s), UnicodeEncodeError (key).
+    OSError (no file), sqlite3.Error (no table, a 5 s lock), UnicodeEncodeError (key).
     """
     os.stat(database)  # sqlite3.connect would create a missing file
     connection = sqlite3.connect(database, timeout=5, isolation_level=None)
