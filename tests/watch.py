@@ -1,0 +1,68 @@
+"""How does a test see a process's SQL statements go by, and stop it at one of them?
+
+SQLite's own trace is the seam, so the lab and the other programs stay as they are:
+
+    with watched(print): ...                       # every statement, and every close
+    python -m tests.watch COMMIT SCRIPT [ARG ...]  # SCRIPT, held just before its COMMIT
+
+The second form says on stderr what it has come to, and goes on when its stdin is closed.
+"""
+
+import contextlib
+import functools
+import runpy
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def watched(watch: "Callable[[str], object]") -> "Iterator[None]":
+    """Call `watch` with each SQL statement just before SQLite begins it, or "close".
+
+    This holds for each connection that sqlite3.connect opens meanwhile, in this process
+    and in its forks. `watch` may wait or end the process; what it raises is swallowed.
+    """
+
+    class Watched(sqlite3.Connection):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)
+            self.set_trace_callback(lambda sql: watch(" ".join(sql.split())))
+
+        def close(self) -> None:
+            watch("close")
+            super().close()
+
+    connect = sqlite3.connect
+    sqlite3.connect = functools.partial(connect, factory=Watched)
+    try:
+        yield
+    finally:
+        sqlite3.connect = connect
+
+
+def hold_at(place: str) -> "Callable[[str], None]":
+    """Return a watch that waits at each statement that starts with `place`."""
+
+    def watch(statement: str) -> None:
+        if statement.startswith(place):
+            print(place, file=sys.stderr, flush=True)
+            sys.stdin.read()
+
+    return watch
+
+
+def held_command(place: str, script: object, *arguments: object) -> "list[str]":
+    """Return the command of a process that runs `script`, held at `place`.
+
+    It has to be started in the project's folder.
+    """
+    command = [sys.executable, "-B", "-S", "-m", "tests.watch", place, script]
+    return [str(word) for word in (*command, *arguments)]
+
+
+if __name__ == "__main__":
+    place, script, *arguments = sys.argv[1:]
+    sys.argv = [script, *arguments]
+    with watched(hold_at(place)):
+        runpy.run_path(script, run_name="__main__")
