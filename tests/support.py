@@ -16,9 +16,14 @@ import retry_lab
 
 LAB = Path(retry_lab.__file__).resolve()
 ROOT = LAB.parent
+SOURCE = LAB.read_text(encoding="utf-8")
+JOB_1 = (0, "1\n", "")  # how the call that made it ends: exit status, stdout, stderr
+REJECTED = (20, "key_payload_conflict\n", "")
+EMPTY = ([], [])  # all rows of jobs, and all rows of receipts
 FIRST_JOB = ([(1, "weekly")], [("op-a", "weekly", 1)])
 ERROR_LINE = r"\Aerror: [^\n]+\n\Z"
-JOB_1 = (0, "1\n", "")  # exit status, stdout and stderr of the call that made it
+
+posix = unittest.skipUnless(os.name == "posix", "it takes a fork, a signal or a shell")
 
 
 def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str]":
@@ -45,13 +50,6 @@ def side_by_side(work: "Callable[..., object]", *columns: "Iterable[object]") ->
         return list(pool.map(work, *columns))
 
 
-def readme_table(heading: str) -> "list[str]":
-    """Return the rows, less the header, of the table under a heading of the README."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    return [line for line in section.splitlines() if line.startswith("|")][2:]
-
-
 def edited(source: str, *edits: "tuple[str, str]") -> str:
     """Return `source` after each (old, new); raise ValueError if one no longer applies."""
     for old, new in edits:
@@ -59,6 +57,18 @@ def edited(source: str, *edits: "tuple[str, str]") -> str:
             raise ValueError(f"stands {source.count(old)} times, not once: {old!r}")
         source = source.replace(old, new)
     return source
+
+
+def edits_of(diff: str) -> "list[tuple[str, str]]":
+    """Return the (old, new) of each hunk of a diff; "@@" lines part the hunks."""
+    edits = []
+    for hunk in diff.strip("\n").split("\n@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        lines[-1] += "\n"
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        new = "".join(line[1:] for line in lines if line[0] in " +")
+        edits.append((old, new))
+    return edits
 
 
 def forked(work: "Callable[..., int]", *arguments: object) -> int:
@@ -78,29 +88,6 @@ def ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-# Just before a process runs the statement at `place`, it says so on stderr and waits
-# for its stdin to be closed. SQLite's trace is the seam: the lab stays as it is.
-HELD = """
-import sqlite3, sys
-place, *call = sys.argv[1:]
-def hold(statement):
-    if statement.startswith(place):
-        print(place, file=sys.stderr, flush=True)
-        sys.stdin.read()
-class Held(sqlite3.Connection):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.set_trace_callback(hold)
-sqlite3.connect = Held
-"""
-WORKER = "import retry_lab; sys.exit(retry_lab.main(['worker', *call]))"
-
-
-def held_command(place: str, code: str, *call: str) -> "list[str]":
-    """Return the command line of a process that runs `code` and is held at `place`."""
-    return [sys.executable, "-B", "-S", "-c", HELD + code, place, *call]
-
-
 class LabTest(unittest.TestCase):
     """A test with a folder of its own, gone afterwards."""
 
@@ -109,11 +96,13 @@ class LabTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name).resolve()
 
-    def new_database(self, name: str = "service.sqlite") -> str:
+    def new_database(
+        self, name: str = "service.sqlite", schema: str = retry_lab.SCHEMA
+    ) -> str:
         """Make an empty database of the service; return its path."""
         path = str(self.folder / name)
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.executescript(retry_lab.SCHEMA)
+            connection.executescript(f"BEGIN; {schema} COMMIT;")
         return path
 
     def call(
@@ -122,25 +111,24 @@ class LabTest(unittest.TestCase):
         key: str,
         report: str = "weekly",
         fault: str = "none",
-        **how: Path,
+        lab: Path = LAB,
     ) -> "tuple[int, str, str]":
         """Make one attempt in a worker process; return exit status, stdout and stderr."""
-        command = worker_command(database, key, report, fault, **how)
+        command = worker_command(database, key, report, fault, lab=lab)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
     def rows(self, database: str) -> "tuple[list[tuple], list[tuple]]":
         """Return all rows of jobs and of receipts, in the order they were written."""
         with contextlib.closing(sqlite3.connect(database)) as connection:
-            jobs = connection.execute("SELECT id, report FROM jobs ORDER BY id")
-            query = "SELECT key, report, job_id FROM receipts ORDER BY job_id"
-            return jobs.fetchall(), connection.execute(query).fetchall()
+            jobs = connection.execute("SELECT * FROM jobs ORDER BY id")
+            receipts = connection.execute("SELECT * FROM receipts ORDER BY job_id")
+            return jobs.fetchall(), receipts.fetchall()
 
     def edited_lab(
         self, *edits: "tuple[str, str]", name: str = "edited_lab.py"
     ) -> Path:
         """Write a copy of the lab with each (old, new) edit made; return its path."""
         path = self.folder / name
-        source = edited(LAB.read_text(encoding="utf-8"), *edits)
-        path.write_text(source, encoding="utf-8")
+        path.write_text(edited(SOURCE, *edits), encoding="utf-8")
         return path
