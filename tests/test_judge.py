@@ -60,9 +60,7 @@ class Judge(unittest.TestCase):
         """What PASS says of cases 3 and 5 is in the rows that the judge asks for."""
         third, fifth = CASES[2][1], CASES[4][1]
         self.assertEqual(third.jobs, [(1, "weekly"), (2, "weekly")])
-        self.assertEqual(
-            third.receipts, [("op-a", "weekly", 1), ("op-b", "weekly", 2)]
-        )
+        self.assertEqual(third.receipts, [("op-a", "weekly", 1), ("op-b", "weekly", 2)])
         self.assertEqual((third.jobs, third.receipts), (fifth.jobs, fifth.receipts))
 
     def test_honest_observations_draw_no_complaint(self) -> None:
@@ -122,7 +120,9 @@ FAIL case 3: next attempt: receipts:
             complaints = retry_lab.judge(2, CASES[1], seen)
             self.assertEqual(len(complaints), 2)
             self.assertTrue(complaints[0].startswith(f"{verdict} case 2: "))
-            self.assertIn("stderr: expected '', saw 'NameError: no \\xe9'", complaints[1])
+            self.assertIn(
+                "stderr: expected '', saw 'NameError: no \\xe9'", complaints[1]
+            )
 
     def test_a_worker_that_does_not_answer_in_time_is_hung(self) -> None:
         """A worker that is killed for being late is hung, with nothing made up."""

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import unittest
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from tests.support import (
     ERROR_LINE,
     FIRST_JOB,
     LAB,
+    REJECTED,
     ROOT,
     LabTest,
     environment,
+    posix,
     run,
     side_by_side,
 )
@@ -30,13 +33,12 @@ OUTPUT = """\
 | 4 | after commit  | same key, other report | 18 -> 20 | 1 -> 1 | rejected |
 | 5 | no crash      | new key, same report   | 0 -> 0   | 1 -> 2 | job 2    |
 
-PASS: exit statuses, answers, jobs and receipts are what each case expects.
+PASS: exit status, stdout, stderr and all rows are as expected after each call.
 Cases 2 and 3 differ only in the key: same key, one job; new key, two jobs.
 Cases 3 and 5 end in the same rows: afterwards nothing in the database tells an
 accidental duplicate from an intended second job.
 """
-TEXT_OF_TABLE = OUTPUT.split("\n\n", maxsplit=1)[0]
-NOT_A_FILE = "error: save this as a file first: workers are started from that file\n"
+NOT_A_FILE = "error: save this as a file first: its workers run it\n"
 
 
 def unread(*arguments: object) -> "tuple[int, str]":
@@ -64,10 +66,6 @@ class Lab(LabTest):
             self.assertTrue(shown.isascii())
             self.assertLessEqual(max(map(len, shown.splitlines())), 80)
 
-    def test_the_readme_shows_the_whole_output(self) -> None:
-        """The README shows what the lab prints, to the letter."""
-        self.assertIn(OUTPUT, (ROOT / "README.md").read_text(encoding="utf-8"))
-
     def test_keep_leaves_five_databases_and_says_how_to_look(self) -> None:
         """--keep DIR leaves a database for each case, and a command to look into one."""
         kept = self.folder / "kept"
@@ -86,7 +84,7 @@ class Lab(LabTest):
         code = command[len('python -c "') : -1]
         self.assertIn("VALUES('op-b','weekly',2)", run("-c", code, cwd=kept).stdout)
 
-    def test_keep_refuses_a_directory_that_exists_and_touches_nothing(self) -> None:
+    def test_keep_on_what_exists_is_bad_usage_and_touches_nothing(self) -> None:
         """--keep on a directory or file that exists: exit 2, and nothing is touched."""
         (self.folder / "full").mkdir()
         (self.folder / "full" / "case-1.sqlite").write_text("mine")
@@ -94,10 +92,40 @@ class Lab(LabTest):
         for name in ("full", "file"):
             status, shown, error = self.outcome(LAB, "--keep", self.folder / name)
             self.assertEqual((status, shown), (2, ""))
-            self.assertRegex(error, r"\Aerror: .*exists.*\n\Z")
+            self.assertRegex(error, r"\Ausage: .*\n.*error: --keep: '.*' exists\n\Z")
         self.assertEqual((self.folder / "full" / "case-1.sqlite").read_text(), "mine")
         self.assertEqual(os.listdir(self.folder / "full"), ["case-1.sqlite"])
         self.assertEqual((self.folder / "file").read_text(), "mine")
+
+    def test_keep_needs_no_temporary_folder(self) -> None:
+        """Where no temporary folder can be made, --keep works; without it, one line."""
+        code = "import sys, tempfile, retry_lab; tempfile.tempdir = '/no/such/folder'; "
+        code += "sys.exit(retry_lab.main(sys.argv[1:]))"
+        kept = self.folder / "kept"
+        done = run("-B", "-c", code, "--keep", kept, cwd=ROOT)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        status, shown, error = self.outcome("-B", "-c", code, cwd=ROOT)
+        self.assertEqual((status, shown), (1, ""))
+        self.assertRegex(error, ERROR_LINE)
+
+    def test_a_failed_case_is_kept_to_be_looked_into(self) -> None:
+        """When a case fails or is void, --keep leaves its database all the same."""
+        lab = self.edited_lab(("os._exit(18)", "pass"))
+        kept = self.folder / "kept"
+        self.assertEqual(run(lab, "--keep", kept).returncode, 1)
+        self.assertEqual(len(os.listdir(kept)), 5)
+
+    @posix
+    def test_a_run_that_fails_leaves_no_kept_directory(self) -> None:
+        """An error ends the run in one line and without DIR, so that it can be repeated."""
+        kept = self.folder / "kept"
+        shell = f'ulimit -f 1; exec "{sys.executable}" "{LAB}" --keep "{kept}"'
+        done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr, ERROR_LINE)
+        self.assertIn("case-1.sqlite", done.stderr)
+        self.assertFalse(kept.exists())
+        self.assertEqual(run(LAB, "--keep", kept).returncode, 0)
 
     def test_keep_below_a_missing_directory_makes_none(self) -> None:
         """--keep below a directory that is not there: one clear line, nothing made."""
@@ -125,8 +153,8 @@ class Lab(LabTest):
             ):
                 self.assertIn(said, shown)
 
-    def test_an_unknown_option_or_word_is_refused(self) -> None:
-        """What the lab does not know it refuses with exit 2 and its usage."""
+    def test_an_unknown_option_or_word_is_bad_usage(self) -> None:
+        """What the lab does not know: exit 2, and its usage."""
         for words in (["--kept", "x"], ["works"], ["--keep"]):
             status, shown, error = self.outcome(LAB, *words)
             self.assertEqual((status, shown), (2, ""))
@@ -207,7 +235,27 @@ class Starting(LabTest):
         self.assertEqual(status, 1)
         self.assertRegex(error, ERROR_LINE)
 
-    @unittest.skipUnless(os.name == "posix", "a POSIX shell closes the streams")
+    def test_code_run_from_the_saved_file_works(self) -> None:
+        """Compiled and run from the saved file, with no __file__, it works."""
+        code = "exec(compile(open('retry_lab.py').read(), 'retry_lab.py', 'exec'), "
+        code += "{'__name__': '__main__'})"
+        self.assertEqual(self.passes("-c", code, cwd=ROOT), "")
+
+    def test_a_python_that_can_not_say_where_it_is_is_an_error(self) -> None:
+        """With no sys.executable no worker can be started: one line says so."""
+        code = "import sys, retry_lab; sys.executable = ''; retry_lab.main([])"
+        done = run("-B", "-c", code, cwd=ROOT)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]*its own path[^\n]*\n\Z")
+
+    @posix
+    def test_a_parent_that_ignores_its_children_changes_nothing(self) -> None:
+        """Started by a program that ignores SIGCHLD, it sees every exit status."""
+        shell = f"trap '' CHLD; exec '{sys.executable}' '{LAB}'"
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, OUTPUT))
+
+    @posix
     def test_a_closed_stream_is_an_error(self) -> None:
         """Started with stdout or stderr closed: exit 1, and no answer goes astray."""
         database = self.new_database()
@@ -242,86 +290,75 @@ class Leftovers(LabTest):
             os.listdir(self.temporary) + os.listdir(self.folder / "work"), []
         )
 
-    def test_a_failed_run_leaves_nothing_behind(self) -> None:
-        """When a check fails, everything temporary is gone all the same."""
-        lab = self.edited_lab(("os._exit(18)", "pass"))
-        self.assertEqual(run(lab, env=self.settings).returncode, 1)
-        self.assertEqual(os.listdir(self.temporary), [])
 
-    @unittest.skipUnless(
-        os.name == "posix", "Ctrl-C is a signal to a POSIX process group"
-    )
-    def test_ctrl_c_leaves_nothing_behind(self) -> None:
-        """Ctrl-C in mid-run: one line, exit 1, everything temporary is gone."""
-        once = self.folder / "interrupted"
-        answer = "    print(answer, flush=True)\n"
-        interrupt = f"    if not os.path.exists({str(once)!r}):\n"
-        interrupt += f"        os.mkdir({str(once)!r})\n"
-        interrupt += "        os.killpg(0, 2)\n"
+class Stopped(LabTest):
+    """A worker hangs, and says so through a named pipe; then the lab is stopped."""
+
+    def stopped(self, number: int, send: "Callable[[int, int], None]") -> None:
+        os.mkfifo(self.folder / "pipe")
+        answer = "    print(job_id, flush=True)\n"
+        hang = f"""\
+    with open({str(self.folder / "pipe")!r}, "w") as pipe:
+        print("hangs", file=pipe, flush=True)
+        __import__("time").sleep(30)
+        print("lives on", file=pipe)
+"""
+        lab = self.edited_lab((answer, hang + answer))
+        temporary = self.folder / "temporary"
+        temporary.mkdir()
+        started = subprocess.Popen(
+            [sys.executable, lab],
+            env=environment(TMPDIR=str(temporary)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with open(self.folder / "pipe") as pipe:
+            self.assertEqual(pipe.readline(), "hangs\n")
+            send(started.pid, number)
+            shown, error = started.communicate()
+            self.assertEqual((shown, error), ("", "error: interrupted\n"))
+            self.assertEqual(started.returncode, 1)
+            # The pipe has ended, so the worker is gone; and it was the only one.
+            self.assertEqual(pipe.read(), "")
+        self.assertEqual(os.listdir(temporary), [])
+
+    def setUp(self) -> None:
+        super().setUp()
         # A test run in the background may ignore the signal, and would hand that down.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, before)
-        lab = self.edited_lab((answer, interrupt + answer))
-        done = run(lab, env=self.settings, start_new_session=True)
-        self.assertTrue(once.exists())
-        self.assertEqual(
-            (done.returncode, done.stdout, done.stderr), (1, "", "error: interrupted\n")
-        )
-        self.assertEqual(os.listdir(self.temporary), [])
+
+    @posix
+    def test_ctrl_c_ends_the_run_at_once(self) -> None:
+        """Ctrl-C, which strikes the worker too: one line, exit 1, nothing left."""
+        self.stopped(signal.SIGINT, os.killpg)
+
+    @posix
+    def test_an_interrupt_of_the_lab_alone_ends_its_worker(self) -> None:
+        """SIGINT to the lab alone ends the hung worker and starts no other."""
+        self.stopped(signal.SIGINT, os.kill)
+
+    @posix
+    def test_a_request_to_terminate_ends_it_like_ctrl_c(self) -> None:
+        """SIGTERM, as by a cancelled CI job: one line, exit 1, nothing left."""
+        self.stopped(signal.SIGTERM, os.kill)
+
+    @posix
+    def test_a_closed_terminal_ends_it_like_ctrl_c(self) -> None:
+        """SIGHUP, as by a closed terminal: one line, exit 1, nothing left."""
+        self.stopped(signal.SIGHUP, os.kill)
 
 
 class Worker(LabTest):
-    def test_a_new_key_makes_one_job_and_its_receipt(self) -> None:
-        """A key never seen makes a job and its receipt, and the answer is the job's id."""
-        database = self.new_database()
-        self.assertEqual(self.call(database, "op-a"), (0, "1\n", ""))
-        self.assertEqual(self.rows(database), FIRST_JOB)
-
-    def test_a_replay_changes_no_row(self) -> None:
-        """The same key and report again: the recorded id, and no row changes."""
-        database = self.new_database()
-        self.call(database, "op-a")
-        self.call(database, "op-b")
-        before = self.rows(database)
-        self.assertEqual(self.call(database, "op-a"), (0, "1\n", ""))
-        self.assertEqual(self.call(database, "op-b"), (0, "2\n", ""))
-        self.assertEqual(self.rows(database), before)
-
     def test_a_conflict_changes_no_row(self) -> None:
         """The same key with another report: exit 20, its name on stdout, no row changes."""
         database = self.new_database()
         self.call(database, "op-a")
         for report in ("daily", "weekl", "weekly ", "Weekly", ""):
-            refused = self.call(database, "op-a", report)
-            self.assertEqual(refused, (20, "key_payload_conflict\n", ""))
-        self.assertEqual(self.rows(database), FIRST_JOB)
-
-    def test_a_death_before_commit_leaves_no_row(self) -> None:
-        """Death before COMMIT: exit 17, silence, and neither job nor receipt."""
-        database = self.new_database()
-        self.assertEqual(
-            self.call(database, "op-a", fault="before_commit"), (17, "", "")
-        )
-        self.assertEqual(self.rows(database), ([], []))
-
-    def test_a_death_after_commit_leaves_job_and_receipt(self) -> None:
-        """Death after COMMIT: exit 18, the same silence, and both rows are there."""
-        database = self.new_database()
-        self.assertEqual(
-            self.call(database, "op-a", fault="after_commit"), (18, "", "")
-        )
-        self.assertEqual(self.rows(database), FIRST_JOB)
-
-    def test_a_fault_strikes_a_replay_as_well(self) -> None:
-        """A worker told to die dies on a replay too, and changes no row."""
-        database = self.new_database()
-        self.call(database, "op-a")
-        self.assertEqual(
-            self.call(database, "op-a", fault="before_commit"), (17, "", "")
-        )
-        self.assertEqual(
-            self.call(database, "op-a", fault="after_commit"), (18, "", "")
-        )
+            rejected = self.call(database, "op-a", report)
+            self.assertEqual(rejected, REJECTED)
         self.assertEqual(self.rows(database), FIRST_JOB)
 
     def test_keys_are_compared_byte_for_byte(self) -> None:
@@ -368,7 +405,7 @@ class Worker(LabTest):
                 self.assertRegex(done.stderr, usage)
         self.assertEqual(self.rows(database), ([], []))
 
-    def refuses(self, database: object, key: str = "op-a", lab: Path = LAB) -> str:
+    def is_an_error(self, database: object, key: str = "op-a", lab: Path = LAB) -> str:
         status, answer, error = self.call(str(database), key, lab=lab)
         self.assertEqual((status, answer), (1, ""))
         self.assertRegex(error, ERROR_LINE)
@@ -377,10 +414,12 @@ class Worker(LabTest):
     def test_a_missing_database_is_an_error_and_no_file_appears(self) -> None:
         """No such file, no such directory, no name, :memory: : exit 1, no file appears."""
         for name in ("none.sqlite", os.path.join("no", "none.sqlite")):
-            self.assertIn(name.rsplit(os.sep, 1)[-1], self.refuses(self.folder / name))
+            self.assertIn(
+                name.rsplit(os.sep, 1)[-1], self.is_an_error(self.folder / name)
+            )
         done = run(LAB, "worker", ":memory:", "op-a", "weekly", "none", cwd=self.folder)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.refuses("")
+        self.is_an_error("")
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_what_is_no_database_is_an_error_and_stays_as_it_is(self) -> None:
@@ -395,10 +434,10 @@ class Worker(LabTest):
                 "CREATE TABLE jobs (id INTEGER PRIMARY KEY, report TEXT)"
             )
         before = text.read_bytes(), bare.read_bytes()
-        self.refuses(self.folder / "directory")
-        self.assertIn("not a database", self.refuses(text))
-        self.assertIn("no such table", self.refuses(empty))
-        self.assertIn("no such table", self.refuses(bare))
+        self.is_an_error(self.folder / "directory")
+        self.assertIn("not a database", self.is_an_error(text))
+        self.assertIn("no such table", self.is_an_error(empty))
+        self.assertIn("no such table", self.is_an_error(bare))
         self.assertEqual((text.read_bytes(), bare.read_bytes()), before)
         self.assertEqual(empty.read_bytes(), b"")
         names = ["bare.sqlite", "directory", "empty", "text"]
@@ -410,23 +449,49 @@ class Worker(LabTest):
         lab = self.edited_lab(("timeout=5", "timeout=0"))
         with closing(sqlite3.connect(database, isolation_level=None)) as holder:
             holder.execute("BEGIN IMMEDIATE")
-            self.assertIn("locked", self.refuses(database, lab=lab))
+            self.assertIn("locked", self.is_an_error(database, lab=lab))
         self.assertEqual(self.rows(database), ([], []))
 
-    @unittest.skipUnless(
-        os.name == "posix", "only POSIX passes bytes that are not text"
-    )
+    def test_a_row_that_makes_no_sense_is_an_error(self) -> None:
+        """A job id that is no number, or a table of another shape: exit 1, one line."""
+        receipts = "CREATE TABLE receipts (key, report, job_id);"
+        jobs = "CREATE TABLE jobs (id INTEGER PRIMARY KEY, report TEXT);"
+        record = "INSERT INTO receipts VALUES ('op-a', 'weekly', {});"
+        for number, schema in enumerate(
+            (
+                jobs + receipts + record.format("'x'"),
+                jobs + receipts + record.format("NULL"),
+                jobs + receipts + record.format("2.5"),
+                receipts + "CREATE TABLE jobs (title);",
+                receipts + "CREATE VIEW jobs AS SELECT 1 AS report;",
+                jobs + "CREATE TABLE receipts (key, report, job_id, more);",
+            )
+        ):
+            name = f"{number}.sqlite"
+            database = self.new_database(name, schema)
+            self.assertIn(name, self.is_an_error(database))
+
+    def test_an_error_about_a_file_names_it(self) -> None:
+        """What SQLite can't open, read or lock is named in the line that says so."""
+        deep = self.folder.joinpath(*["d" * 100] * 6)
+        deep.mkdir(parents=True)
+        (deep / "deep.sqlite").touch()
+        self.assertIn("deep.sqlite", self.is_an_error(deep / "deep.sqlite"))
+
+    @posix
     def test_an_undecodable_key_is_an_error_and_never_a_conflict(self) -> None:
         """A key that is no UTF-8 is an error, exit 1: not a conflict, not a job."""
         database = self.new_database()
-        self.assertIn("surrogates", self.refuses(database, os.fsdecode(b"op-\xff")))
+        self.assertIn("surrogates", self.is_an_error(database, os.fsdecode(b"op-\xff")))
         self.call(database, "op-a")
-        self.assertIn("surrogates", self.refuses(database, os.fsdecode(b"op-a\xff")))
+        self.assertIn(
+            "surrogates", self.is_an_error(database, os.fsdecode(b"op-a\xff"))
+        )
         report = self.call(database, "op-b", os.fsdecode(b"weekly\xff"))
         self.assertEqual(report[:2], (1, ""))
         self.assertEqual(self.rows(database), FIRST_JOB)
 
-    @unittest.skipUnless(hasattr(signal, "SIGPIPE"), "the pipe of this test is POSIX's")
+    @posix
     def test_an_answer_nobody_takes_is_an_error_in_one_line(self) -> None:
         """Nobody reads the answer: exit 1 and one line, though the job is made."""
         database = self.new_database()
