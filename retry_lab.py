@@ -344,8 +344,9 @@ def run_cases(directory: str, ending: str) -> int:
         complaints += judge(number, case, seen)
     os.remove(program)
     shown = [table(observations), "", *(complaints or [PASS])]
-    # In one piece, for readers such as `| head`.
-    print("\n".join(shown) + ending, flush=True)
+    # In one piece, for readers such as `| head`: print writes its end apart.
+    sys.stdout.write("\n".join(shown) + ending + "\n")
+    sys.stdout.flush()
     return 1 if complaints else 0
 
 

@@ -97,12 +97,15 @@ class LabTest(unittest.TestCase):
         self.folder = Path(folder.name).resolve()
 
     def new_database(
-        self, name: str = "service.sqlite", schema: str = retry_lab.SCHEMA
+        self,
+        name: str = "service.sqlite",
+        schema: str = retry_lab.SCHEMA,
+        pragma: str = "",
     ) -> str:
-        """Make an empty database of the service; return its path."""
+        """Make a database with the tables of `schema`; return its path."""
         path = str(self.folder / name)
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.executescript(f"BEGIN; {schema} COMMIT;")
+            connection.executescript(f"{pragma} BEGIN; {schema} COMMIT;")
         return path
 
     def call(

@@ -51,6 +51,12 @@ def unread(*arguments: object) -> "tuple[int, str]":
     return done.returncode, done.stderr.decode()
 
 
+def shell_run(shell: str, command: str) -> "subprocess.CompletedProcess[str]":
+    """Run `command` in a shell; return its exit status and both streams as text."""
+    words = [shell, "-c", command]
+    return subprocess.run(words, check=False, capture_output=True, text=True)
+
+
 class Lab(LabTest):
     def outcome(self, *command: object, **options: object) -> "tuple[int, str, str]":
         done = run(*command, **options)
@@ -120,7 +126,7 @@ class Lab(LabTest):
         """An error ends the run in one line and without DIR, so that it can be repeated."""
         kept = self.folder / "kept"
         shell = f'ulimit -f 1; exec "{sys.executable}" "{LAB}" --keep "{kept}"'
-        done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
+        done = shell_run("sh", shell)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertRegex(done.stderr, ERROR_LINE)
         self.assertIn("case-1.sqlite", done.stderr)
@@ -252,7 +258,7 @@ class Starting(LabTest):
     def test_a_parent_that_ignores_its_children_changes_nothing(self) -> None:
         """Started by a program that ignores SIGCHLD, it sees every exit status."""
         shell = f"trap '' CHLD; exec '{sys.executable}' '{LAB}'"
-        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+        done = shell_run("bash", shell)
         self.assertEqual((done.returncode, done.stdout), (0, OUTPUT))
 
     @posix

@@ -6,10 +6,11 @@ takes: each SQL statement, before SQLite begins it, and then closing the connect
 Death inside a statement is left to https://www.sqlite.org/atomiccommit.html
 
 Found: wherever a call died, its key gets one job with one receipt at the next attempt,
-and a refused call changed nothing. A dead worker's lock dies with it. A job and receipt
+and a rejected call changed nothing. A dead worker's lock dies with it. A job and receipt
 not yet committed were never in the database file: all they leave is a journal.
 """
 
+import contextlib
 import io
 import multiprocessing
 import os
@@ -18,45 +19,37 @@ import signal
 import sqlite3
 import subprocess
 import unittest
-from contextlib import closing, redirect_stdout
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from unittest import mock
 
 import retry_lab
 from tests.support import (
+    EMPTY,
     ERROR_LINE,
     FIRST_JOB,
     JOB_1,
     LAB,
+    REJECTED,
+    SOURCE,
     LabTest,
     ended,
     forked,
+    posix,
     worker_command,
 )
+from tests.watch import watched
 
 LOOK = ["BEGIN IMMEDIATE", "SELECT report, job_id"]
 WRITE = ["INSERT INTO jobs", "INSERT INTO receipts"]
-REFUSED = (20, "key_payload_conflict\n", "")
-forks = unittest.skipUnless(
-    hasattr(os, "fork"), "only a fork can be watched at each step"
-)
 
 
-def start(watch, *call: str) -> int:
+def start(watch: "Callable[[str], object]", *call: str) -> int:
     """Fork a worker that does `watch(step)` before each step of `call`; return its id."""
 
-    class Watched(sqlite3.Connection):
-        def close(self) -> None:
-            watch("close")
-            super().close()
-
-    def connect(*arguments, make=sqlite3.connect, **options) -> Watched:
-        connection = make(*arguments, factory=Watched, **options)
-        connection.set_trace_callback(lambda sql: watch(" ".join(sql.split()[:3])))
-        return connection
-
     def work() -> int:
-        with mock.patch("sqlite3.connect", connect), redirect_stdout(io.StringIO()):
+        steps = watched(lambda sql: watch(" ".join(sql.split()[:3])))
+        with steps, contextlib.redirect_stdout(io.StringIO()):
             return retry_lab.worker(list(call))
 
     return forked(work)
@@ -94,22 +87,22 @@ class CrashPoints(LabTest):
                 self.assertEqual(self.call(struck, "op-a"), JOB_1)
                 self.assertEqual(self.rows(struck), FIRST_JOB)
 
-    @forks
+    @posix
     def test_a_first_call_may_die_anywhere(self) -> None:
         """Wherever a first call dies, the same key again has one job and receipt."""
         self.check([*LOOK, *WRITE, "COMMIT", "close"], "weekly", JOB_1)
 
-    @forks
+    @posix
     def test_a_replay_may_die_anywhere(self) -> None:
         """Wherever a replay dies, the same key again is answered with the same job."""
         self.check([*LOOK, "COMMIT", "close"], "weekly", JOB_1, "op-a")
 
-    @forks
+    @posix
     def test_a_conflict_may_die_anywhere(self) -> None:
-        """Wherever a conflict dies, it is refused again and its key still replays."""
-        self.check([*LOOK, "close"], "daily", REFUSED, "op-a")
+        """Wherever a conflict dies, it is rejected again and its key still replays."""
+        self.check([*LOOK, "close"], "daily", REJECTED, "op-a")
 
-    @forks
+    @posix
     def test_a_kill_in_mid_transaction_blocks_nobody(self) -> None:
         """A worker killed while it holds the write lock blocks no next attempt."""
         database = self.new_database()
@@ -138,8 +131,7 @@ class CrashPoints(LabTest):
     def test_a_death_before_commit_leaves_the_rollback_journal(self) -> None:
         """A death before COMMIT leaves the journal that a polite exit would remove."""
         polite = self.folder / "polite_lab.py"
-        source = LAB.read_text(encoding="utf-8")
-        polite.write_text(source.replace("os._exit", "sys.exit"), encoding="utf-8")
+        polite.write_text(SOURCE.replace("os._exit", "sys.exit"), encoding="utf-8")
         for lab, left in ((polite, False), (LAB, True)):
             database = self.new_database(f"{lab.stem}.sqlite")
             journal, before = Path(f"{database}-journal"), Path(database).read_bytes()
@@ -151,19 +143,19 @@ class CrashPoints(LabTest):
             self.assertEqual(self.rows(database), FIRST_JOB)
             self.assertFalse(journal.exists())
 
-    @forks
+    @posix
     def test_a_death_runs_no_finally(self) -> None:
         """A worker that dies before or after COMMIT never closes its connection."""
         before, after = [*LOOK, *WRITE], [*LOOK, *WRITE, "COMMIT"]  # and no "close"
         for fault, died, rows in (
-            ("before_commit", (17, before), ([], [])),
+            ("before_commit", (17, before), EMPTY),
             ("after_commit", (18, after), FIRST_JOB),
         ):
             database = self.new_database(f"{fault}.sqlite")
             self.assertEqual(self.steps("", database, "op-a", "weekly", fault), died)
             self.assertEqual(self.rows(database), rows)
 
-    @unittest.skipUnless(hasattr(signal, "SIGPIPE"), "the pipe of this test is POSIX's")
+    @posix
     def test_a_lost_acknowledgment_is_replayed(self) -> None:
         """The caller hangs up before the answer: the job is made, a retry replays."""
         database = self.new_database()

@@ -4,10 +4,10 @@ Crash model: a worker that really dies after COMMIT, then a purge or a delete, t
 next attempt. The time is a number handed to each call: no clock is read here.
 
 Found: a key whose receipt was purged is as good as new, and the retry makes a second
-job. After a key expires, what makes a retry safe is a refusal, by a service that can
+job. After a key expires, what makes a retry safe is a rejection, by a service that can
 tell an expired key from a new one. Here the key travels with the time its operation
 was first sent: the caller writes both down before the first attempt and repeats both,
-for the same key with another time is another operation. A refusal says that this
+for the same key with another time is another operation. A rejection says that this
 attempt made nothing, not whether an earlier one did. And once a job's row is deleted,
 its id can become another job's.
 """
@@ -17,7 +17,7 @@ import unittest
 from contextlib import closing
 
 from retry_lab import SCHEMA, create_job
-from tests.support import FIRST_JOB, LabTest, edited
+from tests.support import EMPTY, FIRST_JOB, JOB_1, LabTest, edited
 
 WINDOW = 300  # an operation may be attempted for this many seconds, the last included
 
@@ -37,8 +37,8 @@ class OutsideWindow(ValueError):
 def create_job_within(
     database: str, key: str, report: str, first_sent: int, now: int
 ) -> int:
-    """Return the id of the operation's job; outside the window, refuse."""
-    # A published API that refuses an expired key, with 412, as potentially unsafe:
+    """Return the id of the operation's job; outside the window, reject."""
+    # A published API that rejects an expired key, with 412, as potentially unsafe:
     # https://learn.microsoft.com/rest/api/communication/repeatable-requests
     if not now - WINDOW <= first_sent <= now:
         raise OutsideWindow(f"first sent at {first_sent}, and now it is {now}")
@@ -68,11 +68,11 @@ class ExpiredKey(LabTest):
         change(self.path, BACKSTOP)
 
     def attempt(self, first_sent: int, now: int) -> object:
-        """Attempt op-a; return the job's id, or the class of the refusal."""
+        """Attempt op-a; return the job's id, or the class of the rejection."""
         try:
             return create_job_within(self.path, "op-a", "weekly", first_sent, now)
-        except (OutsideWindow, sqlite3.IntegrityError) as refusal:
-            return type(refusal)
+        except (OutsideWindow, sqlite3.IntegrityError) as rejection:
+            return type(rejection)
 
     def test_a_purged_key_makes_a_second_job(self) -> None:
         """Once its receipt is purged, the same key makes a second job."""
@@ -84,17 +84,17 @@ class ExpiredKey(LabTest):
         two = [(1, "weekly"), (2, "weekly")]
         self.assertEqual(self.rows(path), (two, [("op-a", "weekly", 2)]))
 
-    def test_a_key_never_carried_out_is_refused_outside_its_window(self) -> None:
+    def test_a_key_never_carried_out_is_rejected_outside_its_window(self) -> None:
         """Past its window, or from the future, a key with no receipt makes nothing."""
         for now in (999, 1301):
             self.assertEqual(self.attempt(1000, now), OutsideWindow)
-        self.assertEqual(self.rows(self.path), ([], []))
+        self.assertEqual(self.rows(self.path), EMPTY)
         self.assertEqual(self.attempt(1000, 1300), 1)
         receipts = [("1000 op-a", "weekly", 1)]
         self.assertEqual(self.rows(self.path), ([(1, "weekly")], receipts))
 
     def test_purge_and_window_leave_no_gap(self) -> None:
-        """At every age the receipt is still there or the key is refused."""
+        """At every age the receipt is still there or the key is rejected."""
         times = (1300, 1002, 1001, 1000, 999, 998)  # at 1300, 1000 is just in time
         made = [self.attempt(time, time) for time in times]
         self.assertEqual(made, [1, 2, 3, 4, 5, 6])
@@ -122,9 +122,8 @@ class ExpiredKey(LabTest):
 class DeletedJob(LabTest):
     def job_1_deleted(self, *edits: "tuple[str, str]") -> str:
         """Make op-a's job under the schema with `edits`, and delete the job's row."""
-        path = str(self.folder / "service.sqlite")
-        change(path, edited(SCHEMA, *edits))
-        self.assertEqual(self.call(path, "op-a"), (0, "1\n", ""))
+        path = self.new_database(schema=edited(SCHEMA, *edits))
+        self.assertEqual(self.call(path, "op-a"), JOB_1)
         change(path, "DELETE FROM jobs")
         self.assertEqual(self.rows(path), ([], [("op-a", "weekly", 1)]))
         return path
@@ -132,8 +131,8 @@ class DeletedJob(LabTest):
     def test_without_unique_an_old_receipt_answers_for_another_job(self) -> None:
         """Without UNIQUE on receipts.job_id, a replay answers with another's job."""
         path = self.job_1_deleted((" UNIQUE", ""))
-        self.assertEqual(self.call(path, "op-b", "daily"), (0, "1\n", ""))
-        self.assertEqual(self.call(path, "op-a"), (0, "1\n", ""))
+        self.assertEqual(self.call(path, "op-b", "daily"), JOB_1)
+        self.assertEqual(self.call(path, "op-a"), JOB_1)
         jobs, receipts = self.rows(path)
         mixed_up = [("op-a", "weekly", 1), ("op-b", "daily", 1)]
         self.assertEqual((jobs, sorted(receipts)), ([(1, "daily")], mixed_up))
@@ -141,20 +140,20 @@ class DeletedJob(LabTest):
     def test_unique_makes_the_mix_up_an_error_while_the_receipt_stands(self) -> None:
         """In the lab's schema a reused id is an error until the old receipt is gone."""
         path = self.job_1_deleted()
-        refused = (1, "", "error: UNIQUE constraint failed: receipts.job_id\n")
-        self.assertEqual(self.call(path, "op-b", "daily"), refused)
+        broken = f"error: UNIQUE constraint failed: receipts.job_id: {path!r}\n"
+        self.assertEqual(self.call(path, "op-b", "daily"), (1, "", broken))
         # The replay still answers, with a job that is no longer there.
-        self.assertEqual(self.call(path, "op-a"), (0, "1\n", ""))
+        self.assertEqual(self.call(path, "op-a"), JOB_1)
         self.assertEqual(self.rows(path), ([], [("op-a", "weekly", 1)]))
         change(path, "DELETE FROM receipts")
         # Whoever was told "job 1" for op-a now holds the id of op-b's job.
-        self.assertEqual(self.call(path, "op-b", "daily"), (0, "1\n", ""))
+        self.assertEqual(self.call(path, "op-b", "daily"), JOB_1)
         self.assertEqual(self.rows(path), ([(1, "daily")], [("op-b", "daily", 1)]))
 
-    def test_foreign_keys_refuse_to_delete_a_job_with_a_receipt(self) -> None:
+    def test_foreign_keys_keep_a_job_that_has_a_receipt(self) -> None:
         """With foreign keys on in the connection that deletes, the job stays."""
         path = self.new_database()
-        self.assertEqual(self.call(path, "op-a"), (0, "1\n", ""))
+        self.assertEqual(self.call(path, "op-a"), JOB_1)
         with self.assertRaisesRegex(sqlite3.IntegrityError, "FOREIGN KEY"):
             change(path, "PRAGMA foreign_keys = ON; DELETE FROM jobs")
         self.assertEqual(self.rows(path), FIRST_JOB)
@@ -164,7 +163,7 @@ class DeletedJob(LabTest):
         column = "INTEGER PRIMARY KEY"
         path = self.job_1_deleted((column, f"{column} AUTOINCREMENT"))
         self.assertEqual(self.call(path, "op-b", "daily"), (0, "2\n", ""))
-        self.assertEqual(self.call(path, "op-a"), (0, "1\n", ""))
+        self.assertEqual(self.call(path, "op-a"), JOB_1)
         receipts = [("op-a", "weekly", 1), ("op-b", "daily", 2)]
         self.assertEqual(self.rows(path), ([(2, "daily")], receipts))
 

@@ -17,17 +17,8 @@ from pathlib import Path
 from unittest import mock
 
 import retry_lab
-from tests.support import (
-    FIRST_JOB,
-    JOB_1,
-    LAB,
-    WORKER,
-    LabTest,
-    environment,
-    held_command,
-)
-
-LOCKED = (1, "", "error: database is locked\n")
+from tests.support import EMPTY, FIRST_JOB, JOB_1, LAB, ROOT, LabTest, environment
+from tests.watch import held_command, watched
 
 
 def end(process: "subprocess.Popen[str]") -> "tuple[int, str, str]":
@@ -37,15 +28,20 @@ def end(process: "subprocess.Popen[str]") -> "tuple[int, str, str]":
 
 
 class InFlight(LabTest):
+    journal_mode = "DELETE"  # SQLite's own choice, a rollback journal
+
     def setUp(self) -> None:
         super().setUp()
-        self.database = self.new_database()
+        mode = f"PRAGMA journal_mode = {self.journal_mode};"
+        self.database = self.new_database(pragma=mode)
+        self.locked = (1, "", f"error: database is locked: {self.database!r}\n")
 
     def held(self, place: str, key: str = "op-a", lab: Path = LAB) -> subprocess.Popen:
         """Start a worker; return it when it has come to `place`, where it waits."""
-        command = held_command(place, WORKER, self.database, key, "weekly", "none")
+        call = ("worker", self.database, key, "weekly", "none")
+        command = held_command(place, lab, *call)
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        settings = {"cwd": lab.parent, "env": environment(), "text": True}
+        settings = {"cwd": ROOT, "env": environment(), "text": True}
         process = subprocess.Popen(command, **pipes, **settings)
         self.addCleanup(process.__exit__, None, None, None)  # close its pipes, wait
         self.assertEqual(process.stderr.readline(), place + "\n")
@@ -82,23 +78,26 @@ class InFlight(LabTest):
     def test_an_empty_read_is_no_proof(self) -> None:
         """No job is seen while the call is in flight; a moment later it is there."""
         first = self.held("COMMIT")  # both rows are inserted by now
-        self.assertEqual(self.rows(self.database), ([], []))
+        self.assertEqual(self.rows(self.database), EMPTY)
         self.assertEqual(end(first), JOB_1)
         self.assertEqual(self.rows(self.database), FIRST_JOB)
 
     def test_a_call_that_is_locked_out_has_not_looked(self) -> None:
         """A call that can't get the lock has read nothing: it locks before it looks."""
         ran = []
-        connect = {"timeout": 0, "isolation_level": None}  # as in the lab, but no wait
-        impatient = sqlite3.connect(self.database, **connect)
-        impatient.set_trace_callback(ran.append)
-        with closing(sqlite3.connect(self.database, **connect)) as holder:
+        connect = sqlite3.connect
+
+        def impatient(*arguments: object, **options: object) -> sqlite3.Connection:
+            return connect(*arguments, **{**options, "timeout": 0})
+
+        with closing(connect(self.database, isolation_level=None)) as holder:
             holder.execute("BEGIN IMMEDIATE")
-            swap = mock.patch("retry_lab.sqlite3.connect", lambda *_, **__: impatient)
-            with swap, self.assertRaisesRegex(sqlite3.OperationalError, "locked"):
+            locked = self.assertRaisesRegex(sqlite3.OperationalError, "locked")
+            hasty = mock.patch("sqlite3.connect", impatient)
+            with hasty, watched(ran.append), locked:
                 retry_lab.create_job(self.database, "op-a", "weekly")
-        self.assertEqual(ran, ["BEGIN IMMEDIATE"])
-        self.assertEqual(self.rows(self.database), ([], []))
+        self.assertEqual(ran, ["BEGIN IMMEDIATE", "close"])
+        self.assertEqual(self.rows(self.database), EMPTY)
 
     def test_a_wait_that_is_over_first_is_no_answer(self) -> None:
         """A retry whose wait is in vain writes nothing; the one after it replays."""
@@ -106,23 +105,28 @@ class InFlight(LabTest):
             ("timeout=5", "timeout=1")
         )  # and 4 seconds less to wait
         first = self.held("COMMIT")
-        self.assertEqual(self.call(self.database, "op-a", lab=hasty), LOCKED)
-        self.assertEqual(self.rows(self.database), ([], []))
+        self.assertEqual(self.call(self.database, "op-a", lab=hasty), self.locked)
+        self.assertEqual(self.rows(self.database), EMPTY)
         self.assertEqual(end(first), JOB_1)
         self.assertEqual(self.call(self.database, "op-a"), JOB_1)
         self.assertEqual(self.rows(self.database), FIRST_JOB)
 
     def test_plain_begin_answers_with_an_error_and_no_replay(self) -> None:
-        """With a plain BEGIN one of two overlapping calls gets an error, and no replay.
+        """With a plain BEGIN one of two overlapping calls is locked out, and no replay.
 
-        Both have looked. SQLite keeps the first one's read lock to the end of its
-        transaction, so the second can't COMMIT: the primary key isn't even asked.
+        Both have looked before either has written. In rollback mode the second can't
+        COMMIT while the first may still read. In WAL mode it can, and the first can't
+        write any more, for what it read is out of date. The primary key isn't asked.
         """
         edits = [("BEGIN IMMEDIATE", "BEGIN"), ("timeout=5", "timeout=0")]
-        lab = self.edited_lab(*edits, name="retry_lab.py")
+        lab = self.edited_lab(*edits)
         first = self.held("INSERT INTO jobs", lab=lab)
         second = self.held("COMMIT", lab=lab)
-        self.assertEqual((end(second), end(first)), (LOCKED, JOB_1))
+        ends = [end(second), end(first)]
+        expected = [self.locked, JOB_1]
+        if self.journal_mode == "WAL":
+            expected.reverse()
+        self.assertEqual(ends, expected)
         self.assertEqual(self.rows(self.database), FIRST_JOB)
 
     def test_the_primary_key_is_the_backstop(self) -> None:
@@ -131,25 +135,27 @@ class InFlight(LabTest):
         The rule is to lock, then look, and it gives a replay. Where the rule is broken,
         the primary key of receipts is the backstop, and the job goes with the receipt.
         """
-        lock, look = '        run("BEGIN IMMEDIATE")\n', "        if receipt:\n"
-        lab = self.edited_lab((lock, ""), (look, lock + look), name="retry_lab.py")
+        lock = '        db.execute("BEGIN IMMEDIATE")\n'
+        look = "        if receipt is None:  # create\n"
+        lab = self.edited_lab((lock, ""), (look, lock + look))
         first = self.held("BEGIN IMMEDIATE", lab=lab)  # it has looked by now
         self.assertEqual(self.call(self.database, "op-a", lab=lab), JOB_1)
-        refused = "error: UNIQUE constraint failed: receipts.key\n"
-        self.assertEqual(end(first), (1, "", refused))
+        error = f"error: UNIQUE constraint failed: receipts.key: {self.database!r}\n"
+        self.assertEqual(end(first), (1, "", error))
         self.assertEqual(self.rows(self.database), FIRST_JOB)
 
-    def test_the_schema_refuses_a_second_receipt(self) -> None:
-        """No second receipt for a key, none for a job, and none without a key."""
+    def test_the_schema_rejects_a_second_receipt(self) -> None:
+        """No second receipt for a key, none for a job, and none without a key or job."""
         self.assertEqual(self.call(self.database, "op-a"), JOB_1)
         with closing(sqlite3.connect(self.database, isolation_level=None)) as service:
-            for key, job_id, refused in (
+            for key, job_id, broken in (
                 ("op-a", 2, "UNIQUE constraint failed: receipts.key"),
                 ("op-b", 1, "UNIQUE constraint failed: receipts.job_id"),
+                ("", 2, "CHECK constraint failed"),
                 (None, 2, "NOT NULL constraint failed: receipts.key"),
                 ("op-b", None, "NOT NULL constraint failed: receipts.job_id"),
             ):
-                with self.assertRaisesRegex(sqlite3.IntegrityError, refused):
+                with self.assertRaisesRegex(sqlite3.IntegrityError, broken):
                     row = (key, "weekly", job_id)
                     service.execute("INSERT INTO receipts VALUES (?, ?, ?)", row)
             for insert in (
@@ -159,6 +165,10 @@ class InFlight(LabTest):
                 with self.assertRaisesRegex(sqlite3.IntegrityError, "NULL .*report"):
                     service.execute(insert)
         self.assertEqual(self.rows(self.database), FIRST_JOB)
+
+
+class InFlightInWalMode(InFlight):
+    journal_mode = "WAL"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from pathlib import Path
 from unittest import mock
 
 from retry_lab import SCHEMA, create_job
-from tests.support import FIRST_JOB, LabTest, ended, forked
+from tests.support import EMPTY, FIRST_JOB, LabTest, ended, forked, posix
+from tests.watch import watched
 
 CONNECT = sqlite3.connect
 TWO_JOBS = [(1, "weekly"), (2, "weekly")]
@@ -41,7 +42,7 @@ def transact(path: str, statement: str, *values: object) -> "list[tuple]":
         return connection.execute(statement, values).fetchall()
 
 
-@unittest.skipUnless(hasattr(os, "fork"), "only POSIX can fork the attempt that dies")
+@posix
 class TwoFiles(LabTest):
     """Two files: the queue has the lab's table of jobs, the other that of receipts."""
 
@@ -52,7 +53,6 @@ class TwoFiles(LabTest):
             with closing(CONNECT(path)) as connection:
                 connection.execute(f"PRAGMA journal_mode = {mode}")
                 connection.executescript(f"{SCHEMA} DROP TABLE {other}")
-        self.trace = None
 
     def setUp(self) -> None:
         """Whoever opens the queue through sqlite3.connect has the receipts attached."""
@@ -66,7 +66,6 @@ class TwoFiles(LabTest):
         connection = CONNECT(queue, **options)
         # No foreign key reaches across files, and SQLite checks none unless asked to.
         connection.execute("ATTACH ? AS receipts_store", (self.receipts,))
-        connection.set_trace_callback(self.trace)
         return connection
 
 
@@ -106,46 +105,46 @@ class OneTransaction(TwoFiles):
     def attempt(self, key: str = "op-a", fault: str = "none") -> int:
         return create_job(self.queue, key, "weekly", fault)
 
-    def die_before(self, number: int) -> None:
-        """Make an attempt, and die before its statement `number`, counted from 0."""
-        begun = []
+    def die_before(self, place: str) -> None:
+        """Make an attempt, and die before the statement that starts with `place`."""
 
-        def trace(statement: str) -> None:
-            if len(begun) == number:
+        def watch(statement: str) -> None:
+            if statement.startswith(place):
                 os._exit(17)
-            begun.append(statement)
 
-        self.trace = trace
-        self.attempt()
+        with watched(watch):
+            self.attempt()
 
     def die_inside_commit(self) -> None:
         """Make an attempt whose COMMIT writes the job and dies writing the receipt."""
         import resource  # POSIX only
 
-        def trace(statement: str) -> None:
+        def watch(statement: str) -> None:
             if statement == "COMMIT":  # from here on, no file grows past 64 KiB
                 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 
-        self.trace = trace
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores this signal
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        self.attempt(LONG_KEY)
+        with watched(watch):
+            self.attempt(LONG_KEY)
 
     def test_attached_stores_stay_together_before_every_statement(self) -> None:
         """One transaction over both files: a death at any statement leaves no row."""
+        steps = [
+            "BEGIN",
+            "SELECT",
+            "INSERT INTO jobs",
+            "INSERT INTO receipts",
+            "COMMIT",
+        ]
         for mode in ("DELETE", "WAL"):
-            self.new_stores(mode, "whole")
-            statements = []
-            self.trace = statements.append
-            self.assertEqual(self.attempt(), 1)
-            words = [statement.split()[0] for statement in statements]
-            self.assertEqual(words, ["BEGIN", "SELECT", "INSERT", "INSERT", "COMMIT"])
-            for number in range(len(statements)):
-                self.new_stores(mode, str(number))
-                self.assertEqual(end_of(self.die_before, number), 17)
-                self.assertEqual(self.rows(self.queue), ([], []))
-                self.assertEqual(self.attempt(), 1)
-                self.assertEqual(self.rows(self.queue), FIRST_JOB)
+            for number, step in enumerate(steps):
+                with self.subTest(mode, died_before=step):
+                    self.new_stores(mode, str(number))
+                    self.assertEqual(end_of(self.die_before, step), 17)
+                    self.assertEqual(self.rows(self.queue), EMPTY)
+                    self.assertEqual(self.attempt(), 1)
+                    self.assertEqual(self.rows(self.queue), FIRST_JOB)
 
     def test_attached_stores_stay_together_after_commit(self) -> None:
         """One transaction over both files: a death after COMMIT leaves both rows."""
@@ -159,7 +158,7 @@ class OneTransaction(TwoFiles):
         self.assertNotIn(b"weekly", Path(self.queue).read_bytes())
         self.assertEqual(end_of(self.die_inside_commit), -signal.SIGXFSZ)
         self.assertIn(b"weekly", Path(self.queue).read_bytes())
-        self.assertEqual(self.rows(self.queue), ([], []))
+        self.assertEqual(self.rows(self.queue), EMPTY)
         self.assertEqual(self.attempt(LONG_KEY), 1)
         receipts = [(LONG_KEY, "weekly", 1)]
         self.assertEqual(self.rows(self.queue), ([(1, "weekly")], receipts))
