@@ -18,7 +18,7 @@ import unittest
 from pathlib import Path
 
 import retry_lab
-from tests.support import LabTest, ended, forked
+from tests.support import LabTest, ended, forked, posix
 
 FAULTS = ("none", "before_commit", "after_commit")
 CALLS = tuple(itertools.product(("op-a", "op-b"), ("weekly", "daily"), FAULTS))
@@ -87,7 +87,7 @@ class Histories(LabTest):
             walked += self.walk(folder, after, CALLS, *history, call)
         return walked
 
-    @unittest.skipUnless(hasattr(os, "fork"), "without a fork it takes minutes")
+    @posix
     def test_every_history_of_three_calls_follows_the_rules(self) -> None:
         """In all 1,728 histories of three calls, every answer and row is the rules'."""
         reader, writer = os.pipe()
@@ -109,16 +109,22 @@ class Histories(LabTest):
 
     def test_a_sample_of_histories_holds_for_workers_started_afresh(self) -> None:
         """Five of the histories, made by workers started as the lab starts them."""
-        histories = list(itertools.product(CALLS, repeat=3))[::346]
-        statuses = set()
+        histories = list(itertools.product(CALLS, repeat=3))[::359]
+        ends = set()
         for number, history in enumerate(histories):
             database, made = self.new_database(f"{number}.sqlite"), []
             for call in history:
+                key, report, _ = call
+                replay = (key, report) in made
                 status, answer, made = rules(made, *call)
                 seen = self.call(database, *call), self.rows(database)
                 self.assertEqual(seen, ((status, answer, ""), rows_of(made)), history)
-                statuses.add(status)
-        self.assertEqual((len(histories), statuses), (5, {0, 17, 18, 20}))
+                ends.add((status, replay))
+        # Each way to end is among them, a death in mid-replay too.
+        created, replayed = {(0, False), (17, False), (18, False)}, {(0, True)}
+        deaths_of_replays = {(17, True), (18, True)}
+        self.assertEqual(ends, {*created, *replayed, *deaths_of_replays, (20, False)})
+        self.assertEqual(len(histories), 5)
 
 
 if __name__ == "__main__":
