@@ -1,21 +1,34 @@
-"""Does everything that the README shows really happen, and does all it names exist?"""
+"""Does everything that the two READMEs show really happen, and does all they name exist?"""
 
+import ast
 import doctest
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import unittest
-from unittest import defaultTestLoader
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
-from tests.support import LAB, ROOT, LabTest, environment, readme_table
+import retry_lab
+from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, posix, run
+from tests.test_rules import BROKEN
+from tests.watch import watched
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
-HEADINGS = re.findall(r"^#+ (.*)$", PROSE, re.MULTILINE)
+EXPERIMENTS = ROOT / "tests" / "experiments"
+PAGES = (ROOT / "README.md", EXPERIMENTS / "README.md")
+README = PAGES[0].read_text(encoding="utf-8")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCKS = FENCED.findall(README)
 END = "-- end of a command --\n"
+
+
+def blocks(kind: str) -> "list[str]":
+    """Return the blocks of the README that are of `kind`."""
+    return [block for of_kind, block in BLOCKS if of_kind == kind]
 
 
 def commands(block: str) -> "list[tuple[str, str]]":
@@ -24,13 +37,15 @@ def commands(block: str) -> "list[tuple[str, str]]":
     return list(zip(parts[1::2], parts[2::2]))
 
 
-def anchor(heading: str) -> str:
-    """Return the fragment that a Markdown host makes of `heading`."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+def anchors(page: Path) -> "set[str]":
+    """Return the fragments that a Markdown host makes of the headings of `page`."""
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 class Console(LabTest):
-    @unittest.skipUnless(os.name == "posix", "a POSIX shell runs the README's commands")
+    @posix
     def test_every_command_prints_what_the_readme_shows(self) -> None:
         """Each console command of the README prints what stands under it."""
         shutil.copy(LAB, self.folder)
@@ -39,8 +54,7 @@ class Console(LabTest):
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
         path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-        consoles = [block for kind, block in BLOCKS if kind == "console"]
-        shown = [pair for block in consoles for pair in commands(block)]
+        shown = [pair for block in blocks("console") for pair in commands(block)]
         # One shell for all, so that `echo $?` sees the command before it.
         report = f"(s=$?; echo '{END.strip()}'; exit $s)"
         done = subprocess.run(
@@ -60,45 +74,141 @@ class Console(LabTest):
             with self.subTest(command):
                 self.assertTrue(check(expected, got, doctest.ELLIPSIS), got)
 
-    def test_no_command_of_the_readme_goes_unrun(self) -> None:
-        """Shell commands stand in console blocks, but for the one that runs this test."""
-        plain = [block for kind, block in BLOCKS if kind in ("sh", "bash", "shell", "")]
-        self.assertEqual(plain, ["python -m unittest\n"])
-        kinds = {kind for kind, _ in BLOCKS}
-        self.assertEqual(kinds, {"sh", "console", "mermaid"})
+    def test_no_block_of_the_readme_is_without_a_test(self) -> None:
+        """Each kind of block has a test; the one plain command runs this very test."""
+        self.assertEqual(blocks("sh"), ["python -m unittest\n"])
+        # mermaid has been rendered and looked at; sql runs in test_postgresql.py.
+        kinds = {"sh", "console", "mermaid", "python", "diff", "text", "sql"}
+        self.assertEqual({kind for kind, _ in BLOCKS}, kinds)
+
+
+class BlockToPaste(LabTest):
+    def setUp(self) -> None:
+        super().setUp()
+        (self.block,) = blocks("python")
+        (self.folder / "pasted.py").write_text(self.block, encoding="utf-8")
+
+    def test_it_fits_a_narrow_column(self) -> None:
+        """No line of it is wider than 64 columns."""
+        self.assertLessEqual(max(map(len, self.block.splitlines())), 64)
+
+    def test_eight_processes_that_run_it_at_once_make_one_job(self) -> None:
+        """As pasted, and run by eight processes at once, it makes one job and replays."""
+        words = [sys.executable, "pasted.py"]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started = [
+            subprocess.Popen(words, cwd=self.folder, **streams) for _ in range(8)
+        ]
+        ends = [process.communicate() for process in started]
+        self.assertEqual(ends, [("1\n1\n", "")] * 8)
+        self.assertEqual(self.rows(str(self.folder / "jobs.sqlite")), FIRST_JOB)
+
+    def test_its_sql_is_the_lab_s(self) -> None:
+        """It makes the lab's tables, and takes the lab's steps in each of three ways."""
+        # Its definitions, without the lines at its end that call them.
+        definitions = ast.parse(self.block).body[:-2]
+        pasted: "dict[str, object]" = {}
+        module = ast.Module(definitions, [])
+        exec(compile(module, "pasted.py", "exec"), pasted)
+        theirs = self.new_database("theirs.sqlite", pasted["SCHEMA"])
+        ours = self.new_database("ours.sqlite")
+        self.assertEqual(self.tables(theirs), self.tables(ours))
+        for key, report in (("op-a", "weekly"), ("op-a", "weekly"), ("op-a", "daily")):
+            steps = self.steps(pasted["create_job"], theirs, key, report)
+            self.assertEqual(
+                steps, self.steps(retry_lab.create_job, ours, key, report)
+            )
+        self.assertEqual(self.rows(theirs), FIRST_JOB)
+
+    def tables(self, database: str) -> "list[str]":
+        """Return the statements that made the tables, less comments and layout."""
+        with closing(sqlite3.connect(database)) as connection:
+            made = connection.execute("SELECT sql FROM sqlite_master WHERE sql <> ''")
+            plain = [re.sub(r"--.*", "", sql) for (sql,) in made]
+        return ["".join(sql.split()) for sql in plain]
+
+    def steps(
+        self, create_job: "Callable[..., int]", *call: str
+    ) -> "tuple[object, list[str]]":
+        """Return how a call ends, and the statements it ran."""
+        ran: "list[str]" = []
+        with watched(ran.append):
+            try:
+                end: object = create_job(*call)
+            except ValueError:
+                end = "rejected"
+        return end, ran
+
+
+class BreakIt(unittest.TestCase):
+    def test_every_diff_draws_the_complaint_under_it(self) -> None:
+        """What the README says a diff draws is what test_rules.py sees it draw."""
+        shown = list(zip(blocks("diff"), blocks("text")))
+        self.assertGreater(len(shown), 4)
+        seen = [(broken.diff.lstrip("\n"), broken.complaint + "\n") for broken in BROKEN]
+        for pair in shown:
+            self.assertIn(pair, seen)
+
+    def test_they_fit_a_terminal(self) -> None:
+        """No line of a diff, a complaint or a command's output is over 80 columns."""
+        for block in blocks("diff") + blocks("text") + blocks("console"):
+            for line in block.splitlines():
+                if not line.startswith("$ "):
+                    self.assertLessEqual(len(line), 80, line)
 
 
 class Named(unittest.TestCase):
     def test_every_link_leads_somewhere(self) -> None:
         """Every link to a file or a heading of this project resolves."""
-        anchors = {anchor(heading) for heading in HEADINGS}
-        targets = re.findall(r"\]\(([^)]+)\)", PROSE)
-        self.assertGreater(len(targets), 20)
-        for target in targets:
-            if not target.startswith("https://"):
-                path, _, fragment = target.partition("#")
-                self.assertTrue((ROOT / path).exists(), target)
-                self.assertTrue(not fragment or fragment in anchors, target)
+        for page in PAGES:
+            prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+            targets = re.findall(r"\]\(([^)]+)\)", prose)
+            self.assertGreater(len(targets), 7)
+            for target in targets:
+                if target.startswith("https://"):
+                    continue
+                name, _, fragment = target.partition("#")
+                path = (page.parent / name).resolve() if name else page
+                self.assertTrue(path.exists(), target)
+                if fragment:
+                    self.assertIn(fragment, anchors(path), target)
 
-    def test_every_test_file_the_readme_names_exists(self) -> None:
-        """Every test file that the README names in its text is there."""
-        names = set(re.findall(r"`(?:tests/)?((?:test_|bench)\w+\.py)`", PROSE))
-        self.assertLessEqual(
-            {"test_lab.py", "test_in_flight.py", "benchmark.py"}, names
+    def test_every_file_that_a_page_names_exists(self) -> None:
+        """Every Python file that a page names in its text is there."""
+        there = {path.name for path in ROOT.rglob("*.py")}
+        for page in PAGES:
+            prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+            named = set(re.findall(r"(\w+\.py)\b", prose))
+            self.assertLessEqual(named, there)
+
+    def test_every_experiment_is_listed_with_its_question(self) -> None:
+        """The list has a row for each experiment, which begins with its question."""
+        listed = PAGES[1].read_text(encoding="utf-8")
+        rows = re.findall(
+            r"^\| (.*) \| (.*\.) \| \[`(.*)`\]\(\3\) \|$", listed, re.MULTILINE
         )
-        self.assertLessEqual(names, {path.name for path in (ROOT / "tests").iterdir()})
+        questions = {file: question for question, _, file in rows}
+        for path in EXPERIMENTS.glob("test_*.py"):
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+            self.assertEqual(questions.pop(path.name), docstring.splitlines()[0])
+            self.assertIn("\nCrash model: ", docstring)
+            self.assertIn("\nFound: ", docstring)
+        self.assertEqual(questions, {})
 
-    def test_every_finding_names_a_test_that_exists(self) -> None:
-        """Each finding beyond the five cases names a test, in the file it links to."""
-        row = r"^\| .* \| .* \| (`.*`) in \[`(test_\w+)\.py`\]\(tests/\2\.py\) \|$"
-        rows = readme_table("Beyond the five cases")
-        found = re.findall(row, "\n".join(rows), re.MULTILINE)
-        self.assertEqual(len(found), len(rows))
-        self.assertEqual(len({module for _, module in found}), 6)
-        for names, module in found:
-            suite = str(list(defaultTestLoader.loadTestsFromName(f"tests.{module}")))
-            for name in names.strip("`").split("`, `"):
-                self.assertIn(f"testMethod={name}>", suite)
+    def test_no_row_of_a_table_is_cut_off(self) -> None:
+        """What a row shows, links aside, is at most 110 columns wide."""
+        for page in PAGES:
+            for line in page.read_text(encoding="utf-8").splitlines():
+                if line.startswith("|"):
+                    shown = re.sub(r"\]\([^)]*\)", "]", line)
+                    self.assertLessEqual(len(shown), 110, shown)
+
+    def test_the_workflow_runs_the_two_commands(self) -> None:
+        """The workflow runs the README's two commands, and no other."""
+        workflow = ROOT / ".github" / "workflows" / "ci.yml"
+        text = workflow.read_text(encoding="utf-8")
+        ran = re.findall(r"- run: (.*)", text)
+        self.assertEqual(ran, ["python retry_lab.py", "python -m unittest"])
 
 
 if __name__ == "__main__":

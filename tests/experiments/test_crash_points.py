@@ -1,7 +1,7 @@
 """What if it dies anywhere else, and not only right before or after COMMIT?
 
-A worker process ends at once, by its own os._exit or by SIGKILL from outside: nobody
-cleans up, and the machine lives on. The points are the steps that create_job really
+Crash model: a worker process ends at once, by its own os._exit or by SIGKILL from
+outside. Nobody cleans up, and the machine lives on. The points are the steps that create_job really
 takes: each SQL statement, before SQLite begins it, and then closing the connection.
 Death inside a statement is left to https://www.sqlite.org/atomiccommit.html
 

@@ -1,10 +1,11 @@
 """What about any sequence of calls at all, and not only the five cases?
 
+Crash model: a worker that has to die really dies, by os._exit in a process of its own,
+and the machine lives on. One call follows another: none overlap.
+
 A call has one of two keys, two reports and three faults: 12 calls, and 12 * 12 * 12 =
 1,728 histories of three calls. Every one of them is made and held against the rules,
-which are written down once more below, with nothing taken from the lab. A worker that
-has to die really dies, by os._exit in a process of its own; the machine lives on. One
-call follows another: calls that overlap are no part of this.
+which are written down once more below, with nothing taken from the lab.
 
 Found: after every call of every history, exit status, answer and all rows are what the
 rules say. No history makes a second job for a key. What a dead worker leaves behind,

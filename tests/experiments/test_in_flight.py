@@ -7,6 +7,7 @@ Found: the next attempt waits for the write lock, looks only then, and replays. 
 wait is over first, that is an error and no answer: the same key goes out again later.
 To see no job during a call in flight proves nothing. The rule is to lock, then look;
 SQLite's own locking and the primary key are backstops, and they answer with errors.
+All of this holds with a rollback journal and in WAL mode alike.
 """
 
 import sqlite3
