@@ -115,9 +115,7 @@ class BlockToPaste(LabTest):
         self.assertEqual(self.tables(theirs), self.tables(ours))
         for key, report in (("op-a", "weekly"), ("op-a", "weekly"), ("op-a", "daily")):
             steps = self.steps(pasted["create_job"], theirs, key, report)
-            self.assertEqual(
-                steps, self.steps(retry_lab.create_job, ours, key, report)
-            )
+            self.assertEqual(steps, self.steps(retry_lab.create_job, ours, key, report))
         self.assertEqual(self.rows(theirs), FIRST_JOB)
 
     def tables(self, database: str) -> "list[str]":
@@ -145,7 +143,9 @@ class BreakIt(unittest.TestCase):
         """What the README says a diff draws is what test_rules.py sees it draw."""
         shown = list(zip(blocks("diff"), blocks("text")))
         self.assertGreater(len(shown), 4)
-        seen = [(broken.diff.lstrip("\n"), broken.complaint + "\n") for broken in BROKEN]
+        seen = [
+            (broken.diff.lstrip("\n"), broken.complaint + "\n") for broken in BROKEN
+        ]
         for pair in shown:
             self.assertIn(pair, seen)
 
