@@ -187,7 +187,11 @@ def make_call(
     status: object
     try:
         ended = subprocess.run(
-            command, capture_output=True, encoding="latin-1", timeout=10
+            command,
+            check=False,
+            capture_output=True,
+            encoding="latin-1",
+            timeout=10,
         )
         status, stdout, stderr = ended.returncode, ended.stdout, ended.stderr
     except subprocess.TimeoutExpired:

@@ -4,6 +4,7 @@ import ast
 import doctest
 import os
 import re
+import runpy
 import shutil
 import sqlite3
 import subprocess
@@ -14,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import retry_lab
-from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, posix, run
+from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, posix
 from tests.test_rules import BROKEN
 from tests.watch import watched
 
@@ -106,10 +107,9 @@ class BlockToPaste(LabTest):
     def test_its_sql_is_the_lab_s(self) -> None:
         """It makes the lab's tables, and takes the lab's steps in each of three ways."""
         # Its definitions, without the lines at its end that call them.
-        definitions = ast.parse(self.block).body[:-2]
-        pasted: "dict[str, object]" = {}
-        module = ast.Module(definitions, [])
-        exec(compile(module, "pasted.py", "exec"), pasted)
+        definitions = self.folder / "definitions.py"
+        definitions.write_text(self.block.split("\nsqlite3.connect", 1)[0])
+        pasted = runpy.run_path(str(definitions))
         theirs = self.new_database("theirs.sqlite", pasted["SCHEMA"])
         ours = self.new_database("ours.sqlite")
         self.assertEqual(self.tables(theirs), self.tables(ours))
@@ -129,7 +129,7 @@ class BlockToPaste(LabTest):
         self, create_job: "Callable[..., int]", *call: str
     ) -> "tuple[object, list[str]]":
         """Return how a call ends, and the statements it ran."""
-        ran: "list[str]" = []
+        ran: list[str] = []
         with watched(ran.append):
             try:
                 end: object = create_job(*call)
