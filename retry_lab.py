@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: MIT-0
 """A tool call that creates a job got no answer: was the job created?
 
-In each of five cases a worker process creates a job and a receipt in one
-transaction. In four it really dies (os._exit), before or after COMMIT, and
-its caller hears nothing. Then comes the caller's next attempt.
+A worker process creates a job and a receipt in one transaction. In four of
+five cases it really dies (os._exit), before or after COMMIT, and its caller
+hears nothing. Then comes the caller's next attempt.
 
 Start reading at create_job: it is the lesson. The rest calls it in worker
 processes, compares what was seen with what must come of it, and prints it.
 
 operation      one thing somebody wants done once: this week's report job
-operation key  its name, minted once (most APIs: idempotency key): 'op-a'
+operation key  its name, minted by the caller before the first attempt and
+               sent with each: 'op-a'. Most APIs call it idempotency key.
 request        what the operation asks for, here just a report: 'weekly'
-attempt        one call that tries to carry it out: one worker process
+attempt        one call that tries to carry an operation out: one worker
 job            the effect, a row of jobs: (1, 'weekly')
-receipt        the service's record of it, a row: ('op-a', 'weekly', 1)
+receipt        the service's record that a key was carried out, a row of
+               receipts: ('op-a', 'weekly', 1)
 answer         what reaches the caller, the worker's line on stdout: '1'
 replay         a known key, the same request: answered from its receipt
 conflict       a known key, another request: rejected
@@ -36,6 +38,7 @@ CREATE TABLE jobs (
 CREATE TABLE receipts (
     key TEXT NOT NULL PRIMARY KEY CHECK (key <> ''),
     report TEXT NOT NULL,  -- as requested; the job may change later
+    -- SQLite checks REFERENCES only if PRAGMA foreign_keys is on.
     job_id INTEGER NOT NULL UNIQUE REFERENCES jobs (id)
 );
 """
@@ -53,7 +56,7 @@ def create_job(
     `database` is the path of a SQLite file, and `fault`, one of FAULTS,
     is where to die. Raises KeyPayloadConflict for a key on record with
     another report, OSError for a missing file, and sqlite3.Error for a
-    file of no use or one that stays locked for five seconds.
+    file without SCHEMA or one that stays locked for five seconds.
     """
     os.stat(database)  # sqlite3.connect would create a missing file
     # isolation_level=None: Python begins no transaction by itself, so
@@ -85,7 +88,9 @@ def create_job(
             )
 
         if fault == "before_commit":
-            os._exit(17)  # no finally, no flush and no rollback runs
+            # No finally, no flush, no rollback runs. The next caller
+            # finds no row all the same: nothing was committed.
+            os._exit(17)
         db.execute("COMMIT")
         if fault == "after_commit":
             os._exit(18)
@@ -94,18 +99,18 @@ def create_job(
         db.close()  # what is not committed by now is rolled back
 
 
-# Not __file__: where this text was pasted, that is missing or another file.
+# Where this text is pasted at a prompt, __file__ is missing or another file.
 THIS_FILE = create_job.__code__.co_filename
-PROGRAM = "worker.pyc"
+PROGRAM = "worker.pyc"  # this file, compiled for the workers
 
 
 def worker(arguments: list[str]) -> int:
     """Make one attempt, print its answer, and return the exit status."""
-    if len(arguments) != 4:
-        return usage()
+    if len(arguments) != 4 or not arguments[1] or arguments[3] not in FAULTS:
+        call = f"worker DATABASE KEY REPORT {'|'.join(FAULTS)} (KEY: not empty)"
+        print(f"usage: {os.path.basename(THIS_FILE)} {call}", file=sys.stderr)
+        return 2
     database, key, report, fault = arguments
-    if key == "" or fault not in FAULTS:
-        return usage()
     try:
         job_id = create_job(database, key, report, fault)
     except KeyPayloadConflict:
@@ -117,13 +122,6 @@ def worker(arguments: list[str]) -> int:
         raise sqlite3.Error(f"no number as job id: {job_id!r} in {database!r}")
     print(job_id, flush=True)
     return 0
-
-
-def usage() -> int:
-    """Say how a worker is called and return the exit status."""
-    call = f"worker DATABASE KEY REPORT {'|'.join(FAULTS)} (KEY: not empty)"
-    print(f"usage: {os.path.basename(THIS_FILE)} {call}", file=sys.stderr)
-    return 2
 
 
 # One call: what is called, and what comes of it. jobs and receipts are all the
@@ -140,19 +138,24 @@ BOTH = [("op-a", "weekly", 1), ("op-b", "weekly", 2)]
 # A case is two calls: the first call, then the next attempt.
 # fmt: off
 CASES = [
-#         key     report    fault         exit  stdout   stderr  jobs  receipts
+    # 1: Nothing was committed. The same key creates the job.
+    #     key     report    fault         exit  stdout   stderr  jobs  receipts
     [Call("op-a", "weekly", "before_commit", 17, "",       "", [],       []),
      Call("op-a", "weekly", "none",           0, "1\n",    "", ONE_JOB,  OP_A)],
 
+    # 2: The job was committed. The same key is answered from the receipt.
     [Call("op-a", "weekly", "after_commit",  18, "",       "", ONE_JOB,  OP_A),
      Call("op-a", "weekly", "none",           0, "1\n",    "", ONE_JOB,  OP_A)],
 
+    # 3: The same silence, but the retry has a new key: a duplicate.
     [Call("op-a", "weekly", "after_commit",  18, "",       "", ONE_JOB,  OP_A),
      Call("op-b", "weekly", "none",           0, "2\n",    "", TWO_JOBS, BOTH)],
 
+    # 4: The same key with another report is rejected.
     [Call("op-a", "weekly", "after_commit",  18, "",       "", ONE_JOB,  OP_A),
      Call("op-a", "daily",  "none",          20, REJECTED, "", ONE_JOB,  OP_A)],
 
+    # 5: Two operations, both wanted, with a key each: no duplicate.
     [Call("op-a", "weekly", "none",           0, "1\n",    "", ONE_JOB,  OP_A),
      Call("op-b", "weekly", "none",           0, "2\n",    "", TWO_JOBS, BOTH)],
 ]
@@ -165,7 +168,7 @@ def observe(number: int, case: list[Call], directory: str) -> list[Call]:
     database = os.path.join(directory, f"case-{number}.sqlite")
     db = sqlite3.connect(database)
     try:
-        db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+        db.executescript(SCHEMA)
         # The next attempt is made whatever the first call's exit status was:
         # a caller doesn't see it, and can't tell before COMMIT from after.
         return [make_call(program, database, db, call) for call in case]
@@ -182,7 +185,7 @@ def make_call(
     import subprocess
 
     request = [database, call.key, call.report, call.fault]
-    # A lean start: -I reads no PYTHON* variable, -S looks for no site package.
+    # For a fast start: -I reads no PYTHON* variable, -S finds no site package.
     command = [sys.executable, "-I", "-S", program, "worker", *request]
     status: object
     try:
@@ -190,7 +193,7 @@ def make_call(
             command,
             check=False,
             capture_output=True,
-            encoding="latin-1",
+            encoding="latin-1",  # which has a letter for every byte
             timeout=10,
         )
         status, stdout, stderr = ended.returncode, ended.stdout, ended.stderr
@@ -207,7 +210,7 @@ def judge(number: int, case: list[Call], seen: list[Call]) -> list[str]:
     """Return a complaint for each field seen that is not as expected.
 
     A case is void if a worker did not die where it was told to: what came
-    after that proves nothing. This function spawns nothing and reads nothing.
+    after that proves nothing.
     """
     complaints = []
     names = ("first call", "next attempt")
@@ -230,10 +233,7 @@ def compare(
             continue
         if field == "stderr":  # of a traceback, the last line is the reason
             found = found.rstrip().rpartition("\n")[2]
-        line = f"{title}: {field}: expected {wanted!a}, saw {found!a}"
-        if len(line) > 80:
-            line = f"{title}: {field}:"
-            line += f"\n  expected {wanted!a}\n  saw      {found!a}"
+        line = f"{title}: {field}\n  expected {wanted!a}\n  saw      {found!a}"
         complaints.append(line)
     return complaints
 
@@ -255,17 +255,11 @@ def table(observations: list[list[Call]]) -> str:
         request = f"{key}, {report} report"
         exits = f"{first.exit} -> {following.exit}"
         jobs = f"{len(first.jobs)} -> {len(following.jobs)}"
-        answer = describe_answer(following)
+        answer = "rejected" if following.exit == 20 else "unclear"
+        if following.exit == 0 and following.stdout.strip().isdecimal():
+            answer = f"job {following.stdout.strip()}"
         lines.append(ROW.format(number, death, request, exits, jobs, answer))
     return "\n".join(lines)
-
-
-def describe_answer(call: Call) -> str:
-    """Say what the caller was told."""
-    job_id = call.stdout.strip()
-    if call.exit == 0 and job_id.isdecimal():
-        return f"job {job_id}"
-    return "rejected" if call.exit == 20 else "unclear"
 
 
 HELP = """\
@@ -273,10 +267,9 @@ A call that creates a job got no answer: five cases of trying it again.
 
 exit status: 0 all passed; 1 a failed or void case, or an error; 2 bad usage
 one attempt: %(prog)s worker DATABASE KEY REPORT FAULT
-  where FAULT is none, before_commit or after_commit; its exit status is
-   0 created or replayed (job id on stdout)       17 died before COMMIT
-  20 conflict (key_payload_conflict on stdout)    18 died after COMMIT
-   1 any other error, in one line on stderr        2 wrong arguments
+  FAULT is none, before_commit or after_commit. Its exit status is
+  0 answered (job id on stdout), 17 died before COMMIT, 18 died after COMMIT,
+  20 conflict (key_payload_conflict on stdout), 1 another error, 2 bad usage
 example: %(prog)s --keep kept
          %(prog)s worker kept/case-2.sqlite op-a weekly none"""
 PASS = """\
@@ -284,14 +277,14 @@ PASS: exit status, stdout, stderr and all rows are as expected after each call.
 Cases 2 and 3 differ only in the key: same key, one job; new key, two jobs.
 Cases 3 and 5 end in the same rows: afterwards nothing in the database tells an
 accidental duplicate from an intended second job."""
-KEPT = '''
-
+KEPT = """
 case-1.sqlite to case-5.sqlite are in {!a}. To look into one, go there and run:
-python -c "import sqlite3 as s; print(*s.connect('case-3.sqlite').iterdump())"'''
+python -c "import sqlite3 as s; print(*s.connect('case-3.sqlite').iterdump())"
+"""
 
 
 def lab(arguments: list[str]) -> int:
-    """Run the five cases where they are wanted; return the exit status."""
+    """Run the cases in DIR or in a temporary one; return the exit status."""
     import shutil
     import tempfile
 
@@ -303,7 +296,7 @@ def lab(arguments: list[str]) -> int:
     os.mkdir(keep)
     try:
         return run_cases(keep, KEPT.format(keep))
-    except BaseException:  # no case failed, the run did: nothing to look into
+    except BaseException:  # an error, not a failed case: it can be repeated
         shutil.rmtree(keep)
         raise
 
@@ -313,14 +306,15 @@ def set_signals() -> None:
     import signal
 
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP and no SIGCHLD
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+            signal.signal(number, signal.default_int_handler)
     if hasattr(signal, "SIGCHLD"):
-        # Ignored by whoever started us, it would hide how our workers end.
+        # Where our own parent ignores it, so would we, and lose exit statuses.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def parse(arguments: list[str]) -> str:
+def parse(arguments: list[str]) -> "str | None":
     """Return the DIR of --keep DIR, or None; bad usage ends the process."""
     import argparse
 
@@ -328,7 +322,7 @@ def parse(arguments: list[str]) -> str:
     parser = argparse.ArgumentParser(description=HELP, formatter_class=raw)
     keep_help = "make DIR, leave databases there"
     parser.add_argument("--keep", metavar="DIR", help=keep_help)
-    keep: str = parser.parse_args(arguments).keep
+    keep: "str | None" = parser.parse_args(arguments).keep
     if keep is not None and os.path.lexists(keep):
         parser.error(f"--keep: {keep!a} exists")
     return keep
@@ -338,7 +332,7 @@ def run_cases(directory: str, ending: str) -> int:
     """Run the five cases, print what was seen, and return the exit status."""
     import py_compile
 
-    # Compiled once: if each worker did, that would take it longer than its job.
+    # Once for all: compiling takes a worker longer than all else it does.
     program = os.path.join(directory, PROGRAM)
     py_compile.compile(THIS_FILE, cfile=program)
     observations, complaints = [], []
@@ -347,9 +341,9 @@ def run_cases(directory: str, ending: str) -> int:
         observations.append(seen)
         complaints += judge(number, case, seen)
     os.remove(program)
-    shown = [table(observations), "", *(complaints or [PASS])]
-    # In one piece, for readers such as `| head`: print writes its end apart.
-    sys.stdout.write("\n".join(shown) + ending + "\n")
+    shown = [table(observations), "", *(complaints or [PASS]), ending]
+    # In one write: a reader such as `head` may be gone before a second one.
+    sys.stdout.write("\n".join(shown))
     sys.stdout.flush()
     return 1 if complaints else 0
 
@@ -373,7 +367,7 @@ def main(arguments: list[str]) -> int:
     print(f"error: {message}", file=sys.stderr)
     try:
         sys.stdout.flush()
-    except OSError:  # what stdout didn't take, Python must not offer it again
+    except OSError:  # stdout is broken; or Python would try again at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
