@@ -322,7 +322,7 @@ def parse(arguments: list[str]) -> "str | None":
     parser = argparse.ArgumentParser(description=HELP, formatter_class=raw)
     keep_help = "make DIR, leave databases there"
     parser.add_argument("--keep", metavar="DIR", help=keep_help)
-    keep: "str | None" = parser.parse_args(arguments).keep
+    keep: str | None = parser.parse_args(arguments).keep
     if keep is not None and os.path.lexists(keep):
         parser.error(f"--keep: {keep!a} exists")
     return keep

@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import traceback
 import unittest
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,23 +68,6 @@ def edits_of(diff: str) -> "list[tuple[str, str]]":
         new = "".join(line[1:] for line in lines if line[0] in " +")
         edits.append((old, new))
     return edits
-
-
-def forked(work: "Callable[..., int]", *arguments: object) -> int:
-    """Fork a process that does `work` and exits with what it returns; return its id."""
-    process = os.fork()
-    if process:
-        return process
-    try:
-        os._exit(work(*arguments))
-    finally:  # reached by an error only, which must not go on as a second test run
-        traceback.print_exc()
-        os._exit(99)
-
-
-def ended(process: int) -> int:
-    """Wait for `process`; return its exit status, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 class LabTest(unittest.TestCase):

@@ -10,9 +10,11 @@ The second form says on stderr what it has come to, and goes on when its stdin i
 
 import contextlib
 import functools
+import os
 import runpy
 import sqlite3
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 
 
@@ -59,6 +61,23 @@ def held_command(place: str, script: object, *arguments: object) -> "list[str]":
     """
     command = [sys.executable, "-B", "-S", "-m", "tests.watch", place, script]
     return [str(word) for word in (*command, *arguments)]
+
+
+def forked(work: "Callable[..., int]", *arguments: object) -> int:
+    """Fork a process that does `work` and exits with what it returns; return its id."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        os._exit(work(*arguments))
+    finally:  # reached by an error only, which must not go on as a second test run
+        traceback.print_exc()
+        os._exit(99)
+
+
+def ended(process: int) -> int:
+    """Wait for `process`; return its exit status, or minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 if __name__ == "__main__":

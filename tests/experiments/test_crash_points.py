@@ -33,12 +33,10 @@ from tests.support import (
     REJECTED,
     SOURCE,
     LabTest,
-    ended,
-    forked,
     posix,
     worker_command,
 )
-from tests.watch import watched
+from tests.watch import ended, forked, watched
 
 LOOK = ["BEGIN IMMEDIATE", "SELECT report, job_id"]
 WRITE = ["INSERT INTO jobs", "INSERT INTO receipts"]

@@ -19,7 +19,8 @@ import unittest
 from pathlib import Path
 
 import retry_lab
-from tests.support import LabTest, ended, forked, posix
+from tests.support import LabTest, posix
+from tests.watch import ended, forked
 
 FAULTS = ("none", "before_commit", "after_commit")
 CALLS = tuple(itertools.product(("op-a", "op-b"), ("weekly", "daily"), FAULTS))

@@ -11,12 +11,10 @@ per tool call makes jobs too many, a hash of the request too few. With a note fo
 operation, settled before anything new is sent, the number is exact in every script.
 """
 
-import hashlib
 import itertools
 import json
 import logging
 import os
-import re
 import runpy
 import signal
 import sqlite3
@@ -24,180 +22,34 @@ import types
 import unittest
 import uuid
 from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
-from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 
 import retry_lab
 from tests.experiments import runner
-from tests.support import LabTest, edited, edits_of, ended, forked, posix
-from tests.watch import watched
+from tests.experiments.conversations import (
+    FAULTS,
+    MODELS,
+    PATIENCE,
+    RUNNERS,
+    Model,
+    Service,
+    calls_answered,
+    converse,
+    jobs_told,
+    open_notes,
+)
+from tests.support import ROOT, LabTest, edited, edits_of, posix, run, side_by_side
+from tests.watch import ended, forked, watched
 
-FAULTS = ("none", "before_commit", "after_commit")
 FULL_GRID = bool(os.environ.get("RETRY_LAB_FULL_GRID"))
-PATIENCE = 7  # turns: four silences and three answers, and then a model gives up
 
 
 def setUpModule() -> None:
     """Keep the runner from logging each silence, of which there are thousands."""
     logging.disable(logging.WARNING)
     unittest.addModuleCleanup(logging.disable, logging.NOTSET)
-
-
-class Void(BaseException):
-    """An attempt did not die where it should: what comes of it proves nothing."""
-
-
-class Service:
-    """The service, seen through attempts that die one after the other as told."""
-
-    def __init__(self, database: str, faults: "Iterable[str]" = ()) -> None:
-        self.database, self.faults = database, tuple(faults)
-        self.attempts = RawValue("i", 0)  # what a killed runner sent is counted too
-
-    def send(self, key: str, request: str) -> str:
-        """Make an attempt; return its answer, or raise."""
-        place = self.attempts.value
-        self.attempts.value += 1
-        fault = self.faults[place] if place < len(self.faults) else "none"
-        call = (self.database, key, request, fault)
-        if fault == "none":
-            return f"job {retry_lab.create_job(*call)}"
-        if ended(forked(retry_lab.create_job, *call)) not in (17, 18):
-            raise Void(call)
-        raise TimeoutError(key)
-
-
-def jobs_told(told: "list[str]") -> int:
-    """Count the different jobs that a model was told of."""
-    return len(set(re.findall(r"job \d+", " ".join(told))))
-
-
-def calls_answered(told: "list[str]") -> int:
-    """Count the calls of which a model was told that they are done."""
-    return sum(text.startswith("done") for text in told)
-
-
-# What a model wants: how many jobs, whether it asks for all at once, how it counts.
-Model = namedtuple("Model", "wanted at_once count")
-COUNTS = (jobs_told, calls_answered)
-# One job is asked for in one call, at once or not.
-SHAPES = ((1, False), (2, False), (2, True), (3, False), (3, True))
-MODELS = tuple(Model(*shape, count) for shape in SHAPES for count in COUNTS)
-
-
-def next_calls(model: Model, told: "list[str]") -> "list[str]":
-    """Return the calls of the model's next turn, none if it has what it wants."""
-    missing = max(0, model.wanted - model.count(told))
-    return ["weekly"] * (missing if model.at_once else min(missing, 1))
-
-
-def converse(model: Model, take: Callable) -> "list[tuple[list, list]]":
-    """Let `take(turn, calls)` be the model's runner; return all calls and texts."""
-    turns, told = [], []
-    calls = next_calls(model, told)
-    while calls and len(turns) < PATIENCE:
-        texts = take(f"turn-{len(turns)}", calls)
-        turns.append((calls, texts))
-        told += texts
-        calls = next_calls(model, told)
-    return turns
-
-
-def says_the_same(model: Model, turns: "list[tuple[list, list]]") -> bool:
-    """Return whether the model would have made the same calls in all these turns."""
-    told = []
-    for calls, texts in turns:
-        if next_calls(model, told) != calls:
-            return False
-        told += texts
-    return len(turns) == PATIENCE or not next_calls(model, told)
-
-
-# What was sent until the last attempt, what was said, and how many jobs came of it.
-Run = namedtuple("Run", "faults turns jobs")
-
-
-def already_run(runs: "list[Run]", model: Model, faults: tuple) -> "Run | None":
-    """Return the run that goes as the script of `model` and `faults` would, if any."""
-    for run in runs:
-        same_faults = faults[: len(run.faults)] == run.faults
-        if same_faults and says_the_same(model, run.turns):
-            return run
-    return None
-
-
-def key_per_call(service: Service, _: sqlite3.Connection) -> Callable:
-    """Return a runner that mints a key for every tool call."""
-    return without_notes(service, lambda request: uuid.uuid4().hex)
-
-
-def hash_of_request(service: Service, _: sqlite3.Connection) -> Callable:
-    """Return a runner whose key is a hash of the request."""
-    digest = hashlib.sha256
-    return without_notes(service, lambda request: digest(request.encode()).hexdigest())
-
-
-def without_notes(service: Service, key_of: Callable) -> Callable:
-    """Return a runner that has no notes, and says what it hears."""
-
-    def outcome(request: str) -> str:
-        try:
-            answer = service.send(key_of(request), request)
-        except TimeoutError:
-            return runner.UNKNOWN
-        return runner.DONE.format(answer=answer)
-
-    return lambda turn, calls: [outcome(request) for request in calls]
-
-
-def with_notes(service: Service, notes: sqlite3.Connection) -> Callable:
-    """Return the worked code's runner."""
-
-    def take(turn: str, calls: "list[str]") -> "list[str]":
-        return runner.take_turn(notes, "chat", turn, calls, service.send, 0, 60)
-
-    return take
-
-
-def open_notes(path: object) -> sqlite3.Connection:
-    """Return a connection to the notes at `path`, new ones if there are none."""
-    notes = sqlite3.connect(path)
-    # A process that dies loses nothing by this: only a machine that dies would.
-    notes.execute("PRAGMA synchronous = OFF")
-    notes.execute(runner.NOTES)
-    return notes
-
-
-def shared_out(work: Callable, items: "list[tuple]") -> list:
-    """Return what `work` returns for each of `items`, done by two processes."""
-
-    def do(half: "list[tuple]", writer: int) -> int:
-        results = json.dumps([work(*item) for item in half])
-        with open(writer, "w") as pipe:
-            pipe.write(results)
-        return 0
-
-    started = []
-    for half in (items[::2], items[1::2]):
-        reader, writer = os.pipe()
-        started.append((forked(do, half, writer), reader))
-        os.close(writer)
-    halves = []
-    for process, reader in started:
-        with open(reader) as pipe:
-            halves.append(pipe.read())
-        if ended(process) != 0:
-            raise AssertionError("a process has failed; its traceback is above")
-    results = [None] * len(items)
-    results[::2], results[1::2] = map(json.loads, halves)
-    return results
-
-
-RUNNERS = {f.__name__: f for f in (key_per_call, hash_of_request, with_notes)}
-# What was sent, up to the last attempt, all that was said, and the jobs that came of it.
-Run = namedtuple("Run", "faults turns jobs")
 
 
 class Talk(LabTest):
@@ -207,9 +59,8 @@ class Talk(LabTest):
 
     def setUp(self) -> None:
         super().setUp()
-        self.database = self.new_database()
-        self.empty = Path(self.database).read_bytes()
-        self.service = Service(self.database)
+        self.database = str(self.folder / "service.sqlite")
+        self.start_over()
         self.notes_path = self.folder / "notes.sqlite"
         self.notes = self.open_notes()
 
@@ -219,14 +70,9 @@ class Talk(LabTest):
         self.addCleanup(notes.close)
         return notes
 
-    def start_over(self, *faults: str) -> Service:
-        """Return a service with an empty database, whose attempts die like that."""
-        database = Path(self.database)
-        for left in database.parent.glob(f"{database.name}*"):  # its journal too
-            left.unlink()
-        database.write_bytes(self.empty)
-        self.service = Service(self.database, faults)
-        return self.service
+    def start_over(self, *faults: str) -> None:
+        """Begin with an empty database, and a service whose attempts die like that."""
+        self.service = Service(self.database, *faults)
 
     def send(self, key: str, request: str) -> str:
         """Make an attempt at the service; a conflict comes from the key's look-up."""
@@ -247,37 +93,21 @@ class Talk(LabTest):
 
     def reports(self) -> "list[str]":
         """Return the reports of the jobs, in the order in which they were made."""
-        return [report for _, report in self.rows(self.database)[0]]
+        return self.service.reports()
 
 
 @posix
 class Grid(Talk):
-    def run_script(self, name: str, model: Model, faults: tuple) -> Run:
-        """Let the model talk to a runner whose attempts die as `faults` say."""
-        service = self.start_over(*faults)
-        with closing(open_notes(":memory:")) as notes:
-            turns = converse(model, RUNNERS[name](service, notes))
-        return Run(faults[: service.attempts.value], turns, len(self.reports()))
-
-    def too_many(self, name: str, first_fault: str) -> "list[int]":
-        """Return for each script how many more jobs were made than were wanted."""
-        self.database = str(self.folder / f"{name}-{first_fault}.sqlite")
-        runs, results = [], []
-        for later_faults in itertools.product(FAULTS, repeat=3):
-            faults = (first_fault, *later_faults)
-            for model in MODELS:
-                run = already_run(runs, model, faults)
-                if run is None:
-                    run = self.run_script(name, model, faults)
-                    runs.append(run)
-                results.append(run.jobs - model.wanted)
-        return results
-
     def test_only_the_notes_make_as_many_jobs_as_are_wanted(self) -> None:
         """In 810 scripts: a key per call misses in 568, a hash in 648, notes in none."""
+        module = ["-B", "-m", "tests.experiments.conversations"]
         parts = list(itertools.product(RUNNERS, FAULTS))
+        commands = [[*module, *part] for part in parts]
         figures = {name: [0, 0, 0] for name in RUNNERS}
-        for (name, _), results in zip(parts, shared_out(self.too_many, parts)):
+        ends = side_by_side(lambda command: run(*command, cwd=ROOT), commands)
+        for (name, _), done in zip(parts, ends):
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            results = json.loads(done.stdout)
             figures[name][0] += len(results)
             figures[name][1] += sum(result > 0 for result in results)
             figures[name][2] += sum(result < 0 for result in results)
@@ -378,9 +208,9 @@ class RunnerKilled(Talk):
         def take(turn: str, calls: "list[str]") -> "list[str]":
             texts = self.take_with_deaths(turn, calls, left if turn == doomed else [])
             # Nobody knows whether the texts were saved, so the turn comes once more.
-            attempts = self.service.attempts.value
+            attempts = self.service.attempts()
             self.assertEqual(self.take(turn, *calls), texts)
-            self.assertEqual(self.service.attempts.value, attempts)
+            self.assertEqual(self.service.attempts(), attempts)
             return texts
 
         turns = converse(model, take)
@@ -416,16 +246,12 @@ class RunnerKilled(Talk):
     def test_the_full_grid_of_killed_runners(self) -> None:
         """All models of two jobs, any two faults, and successors killed as well."""
 
-        def runs(number: int, *faults: str) -> int:
-            name = "-".join([str(number), *faults])
-            self.database = str(self.folder / f"{name}.service.sqlite")
-            self.notes_path = self.folder / f"{name}.notes.sqlite"
-            self.notes = self.open_notes()
-            return self.killed_everywhere(two[number], faults, (5, 15, 25))
-
         two = [model for model in MODELS if model.wanted == 2]
-        parts = list(itertools.product(range(len(two)), FAULTS, FAULTS))
-        self.assertGreater(sum(shared_out(runs, parts)), 10_000)
+        runs = 0
+        for model, first, second in itertools.product(two, FAULTS, FAULTS):
+            runs += self.killed_everywhere(model, (first, second), (5, 15, 25))
+        print("runs with a killed runner:", runs)
+        self.assertGreater(runs, 10_000)
 
 
 @posix

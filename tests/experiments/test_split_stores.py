@@ -23,8 +23,8 @@ from pathlib import Path
 from unittest import mock
 
 from retry_lab import SCHEMA, create_job
-from tests.support import EMPTY, FIRST_JOB, LabTest, ended, forked, posix
-from tests.watch import watched
+from tests.support import EMPTY, FIRST_JOB, LabTest, posix
+from tests.watch import ended, forked, watched
 
 CONNECT = sqlite3.connect
 TWO_JOBS = [(1, "weekly"), (2, "weekly")]
