@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import retry_lab
+from tests.experiments import runner
 from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, posix
 from tests.test_rules import BROKEN
 from tests.watch import watched
@@ -157,6 +158,22 @@ class BreakIt(unittest.TestCase):
                     self.assertLessEqual(len(line), 80, line)
 
 
+class Told(unittest.TestCase):
+    def test_the_texts_for_the_model_are_the_runner_s(self) -> None:
+        """The five texts that the README shows are what the worked code says."""
+        done = runner.OUTCOMES["answered"].format(answer="job 1")
+        texts = (
+            runner.DONE.format(answer="job 1"),
+            runner.DONE_EARLIER.format(answer="job 1"),
+            runner.REJECTED.format(answer="too long"),
+            runner.UNKNOWN,
+            runner.NOT_SENT.format(request="weekly", outcome=done),
+        )
+        shown = " ".join(README.split())
+        for text in texts:
+            self.assertIn(f'- "{text}"', shown)
+
+
 class Named(unittest.TestCase):
     def test_every_link_leads_somewhere(self) -> None:
         """Every link to a file or a heading of this project resolves."""
@@ -185,7 +202,9 @@ class Named(unittest.TestCase):
     def test_every_experiment_is_listed_with_its_question(self) -> None:
         """The list has each experiment, with the question that its docstring asks."""
         listed = " ".join(PAGES[1].read_text(encoding="utf-8").split())
-        rows = re.findall(r"- \*\*([^*]*)\*\* [^*]*\. \[`(\w+\.py)`\]\(\2\)", listed)
+        rows = re.findall(
+            r"- \*\*([^*]*)\*\* [^*]*\. \[`(test_\w+\.py)`\]\(\2\)", listed
+        )
         questions = {file: question for question, file in rows}
         for path in EXPERIMENTS.glob("test_*.py"):
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

@@ -118,6 +118,9 @@ class Grid(Talk):
             "with_notes": [810, 0, 0],
         }
         self.assertEqual(figures, expected)
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        self.assertIn(" | 568 of 810: too many jobs |\n", readme)
+        self.assertIn(" | 648 of 810: too few |\n", readme)
 
     def test_a_sample_holds_for_workers_started_afresh(self) -> None:
         """Some of the scripts, with workers started as the lab starts them."""
