@@ -354,6 +354,15 @@ class Stopped(LabTest):
         """SIGHUP, as by a closed terminal: one line, exit 1, nothing left."""
         self.stopped(signal.SIGHUP, os.kill)
 
+    @posix
+    def test_a_hang_up_that_nohup_ignores_stays_ignored(self) -> None:
+        """Started by nohup, which ignores SIGHUP, it goes on to its end."""
+        answer = "    print(job_id, flush=True)\n"
+        hang_up = "    import signal\n    os.kill(os.getppid(), signal.SIGHUP)\n"
+        lab = self.edited_lab((answer, hang_up + answer))
+        done = shell_run("sh", f"trap '' HUP; exec '{sys.executable}' '{lab}'")
+        self.assertEqual((done.returncode, done.stdout), (0, OUTPUT), done.stderr)
+
 
 class Worker(LabTest):
     def test_a_conflict_changes_no_row(self) -> None:
