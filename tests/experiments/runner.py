@@ -181,6 +181,7 @@ def settle(
     state = "answered"
     try:
         answer = send(key, note.request)
+        answer.encode()  # an answer that can't be noted is silence as well
     except Rejected as rejection:
         # After a silence it says nothing about the attempt before it, unless
         # the service looked the key up, and so knows of that attempt.
