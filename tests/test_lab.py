@@ -330,9 +330,12 @@ class Stopped(LabTest):
 
     def setUp(self) -> None:
         super().setUp()
-        # A test run in the background may ignore the signal, and would hand that down.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.addCleanup(signal.signal, signal.SIGINT, before)
+        # Whoever runs the tests may ignore these signals, and would hand that down.
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                number = getattr(signal, name)
+                before = signal.signal(number, signal.default_int_handler)
+                self.addCleanup(signal.signal, number, before)
 
     @posix
     def test_ctrl_c_ends_the_run_at_once(self) -> None:
