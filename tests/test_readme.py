@@ -160,7 +160,7 @@ class BreakIt(unittest.TestCase):
 
 class Told(unittest.TestCase):
     def test_the_texts_for_the_model_are_the_runner_s(self) -> None:
-        """The five texts that the README shows are what the worked code says."""
+        """The texts that the README shows are what the worked code says."""
         done = runner.OUTCOMES["answered"].format(answer="job 1")
         texts = (
             runner.DONE.format(answer="job 1"),
@@ -168,6 +168,7 @@ class Told(unittest.TestCase):
             runner.REJECTED.format(answer="too long"),
             runner.UNKNOWN,
             runner.NOT_SENT.format(request="weekly", outcome=done),
+            runner.NOT_SENT_YET.format(request="weekly"),
         )
         shown = " ".join(README.split())
         for text in texts:

@@ -9,8 +9,10 @@ turn           one message of the model, named before it comes here: 'turn-3'
 call           one request in a turn: 'weekly'; each is its own operation
 note           the runner's record of an operation: its key, what was heard
 
-Start reading at take_turn. Hold a lock around it, one for each conversation,
-that ends with the process that holds it.
+Start reading at take_turn. Before you call it, save the model's message with
+its name and its calls, and hold a lock for its conversation, one that ends with
+the process that holds it. decide wants that lock too. `notes` is a connection
+of their own, on which NOTES was run once.
 """
 
 import logging
@@ -49,14 +51,20 @@ REJECTED = (
 )
 UNKNOWN = (
     "unknown: no answer came, so this may or may not have been done. "
-    "Assume neither. You may make the same call again: it asks about this one "
-    "and makes no second. If it stays unknown, tell the user that a person "
-    "has to look."
+    "Assume neither. You may make the same call again, in the same words: it "
+    "makes no second, and asks about this one where that is still safe. If it "
+    "stays unknown, tell the user that a person has to look."
 )
 NOT_SENT = (
     "not sent: your earlier call {request!r} had to be settled first, and it "
     "is {outcome}. Nothing was made for this call. Make it again if it is "
     "still wanted."
+)
+NOT_SENT_YET = (
+    "not sent: your earlier call {request!r} is still unknown, and nothing "
+    "else is sent before it is settled. Nothing was made for this call. Repeat "
+    "the earlier call first. If it stays unknown, tell the user that a person "
+    "has to look."
 )
 # Two more say what a person decided.
 NOT_DONE = (
@@ -81,9 +89,8 @@ TEXTS = {
 OUTCOMES = {
     "answered": "done: {answer}",
     "rejected": "rejected: {answer}",
-    "sent": "still unknown",
     "withheld": "not done, as a person found",
-    "closed": "unknown, and a person could not find out",
+    "closed": "unknown for good: calling that again may make a second one",
 }
 DECISIONS = {"done": "answered", "not done": "withheld", "unknown": "closed"}
 
@@ -93,7 +100,11 @@ READ = "SELECT key, request, state, answer, first_sent, said FROM notes WHERE "
 
 
 class Rejected(Exception):
-    """The service rejected a request, perhaps after it `looked_up` the key."""
+    """The service rejected a request.
+
+    `looked_up` is true only if the service looked the key up, and no earlier
+    attempt with this key can still succeed, as with a conflict.
+    """
 
     def __init__(self, reason: str, looked_up: bool = False) -> None:
         super().__init__(reason)
@@ -113,7 +124,8 @@ def take_turn(
 
     `send(key, request)` makes an attempt, within a time limit of its own. It
     returns the service's answer or raises Rejected; anything else is silence.
-    `now` is in seconds, and `retention` is how long a receipt surely lives.
+    `now` is the wall-clock time, and `retention` for how long the service
+    surely keeps a receipt, both in seconds.
     Taken again after a restart, a turn says what it said or would have said.
     Raises ValueError if the turn had other calls, and RuntimeError if another
     turn of the conversation has not been told to its end.
@@ -231,6 +243,8 @@ def texts(calls: "list[Note]", earlier: "Note | None") -> "list[str]":
                 text = DONE_EARLIER
             said.append(text.format(answer=earlier.answer))
             earlier = None  # one operation answers one call
+        elif came_first.state == "sent":
+            said.append(NOT_SENT_YET.format(request=came_first.request))
         else:
             outcome = OUTCOMES[came_first.state]
             outcome = outcome.format(answer=came_first.answer)
@@ -248,9 +262,11 @@ def decide(
     """Write down what a person found out about an operation that is unknown.
 
     `found` is "done", and then there is an answer; or "not done", and then it
-    can't be done later either; or "unknown". The next turn tells it. Raises
-    ValueError if the key's operation is not unknown.
+    can't be done later either; or "unknown". The next call is told. Raises
+    ValueError for anything else, and if the key's operation is not unknown.
     """
+    if found not in DECISIONS or (found == "done") != (answer is not None):
+        raise ValueError(f"can't write down {found!r} with answer {answer!r}")
     decision = """UPDATE notes SET state = ?, answer = ?
         WHERE key = ? AND state = 'sent' AND said IS NOT NULL"""
     with notes:

@@ -361,6 +361,9 @@ class Scripts(Talk):
             self.assertEqual(self.status_words("turn-1", "weekly", **chat), ["unknown"])
             unknown = "SELECT key FROM notes WHERE state = 'sent'"
             ((key,),) = self.notes.execute(unknown).fetchall()
+            for nonsense in (("done", None), ("not done", "job 7"), ("maybe", None)):
+                with self.assertRaisesRegex(ValueError, "can't write down"):
+                    self.runner.decide(self.notes, key, *nonsense)
             self.runner.decide(self.notes, key, found, answer)
             with self.assertRaisesRegex(ValueError, "no unknown operation"):
                 self.runner.decide(self.notes, key, found, answer)
@@ -396,6 +399,16 @@ class Scripts(Talk):
                 self.take("turn-1", "weekly", request)
         self.assertEqual(self.status_words("turn-2", "weekly"), ["done"])
         self.assertEqual(self.reports(), ["weekly"])
+
+    def test_an_answer_that_cannot_be_noted_is_silence(self) -> None:
+        """What `send` returns by a bug blocks nothing: the noted key is sent again."""
+        for number, answer in enumerate((None, {"job": 1}, "\ud800")):
+            chat = {"conversation": f"chat-{number}"}
+            said = self.status_words(
+                "turn-1", "weekly", send=lambda *_, answer=answer: answer, **chat
+            )
+            self.assertEqual(said, ["unknown"])
+            self.assertEqual(self.status_words("turn-2", "weekly", **chat), ["done"])
 
     def test_a_turn_without_calls_tells_nothing(self) -> None:
         """A turn without calls sends nothing and takes no answer from a later one."""
