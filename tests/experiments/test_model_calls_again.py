@@ -531,6 +531,8 @@ BROKEN = (
 @@
          tell(notes, conversation, turn)
 +    notes.backup(committed)
++    notes.close()
++    notes = committed
 """,
         KILLED,
     ),
