@@ -332,7 +332,7 @@ def run_cases(directory: str, ending: str) -> int:
     """Run the five cases, print what was seen, and return the exit status."""
     import py_compile
 
-    # Once for all: compiling takes a worker longer than all else it does.
+    # Once for all ten workers: compiling takes longer than an attempt does.
     program = os.path.join(directory, PROGRAM)
     py_compile.compile(THIS_FILE, cfile=program)
     observations, complaints = [], []

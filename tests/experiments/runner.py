@@ -126,7 +126,8 @@ def take_turn(
     returns the service's answer or raises Rejected; anything else is silence.
     `now` is the wall-clock time, and `retention` for how long the service
     surely keeps a receipt, both in seconds.
-    Taken again after a restart, a turn says what it said or would have said.
+    Taken again after a restart, a turn that was told says the same again and
+    sends nothing; one that was interrupted goes on with its noted keys.
     Raises ValueError if the turn had other calls, and RuntimeError if another
     turn of the conversation has not been told to its end.
     """
@@ -203,7 +204,7 @@ def settle(
     except Exception:  # a death, a time-out, "locked": all are silence
         LOG.warning("no answer to %s", key, exc_info=True)
         return False
-    with notes:  # after the answer: before it, a death would pass for one
+    with notes:  # only now: noted before, a death would pass for an answer
         heard = """UPDATE notes SET answer = ?, state = ?
             WHERE key = ? AND state = 'sent'"""
         notes.execute(heard, (answer, state, key))
