@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import retry_lab
+from tests.watch import LIMIT, held_command
 
 LAB = Path(retry_lab.__file__).resolve()
 ROOT = LAB.parent
@@ -27,9 +28,24 @@ posix = unittest.skipUnless(os.name == "posix", "it takes a fork, a signal or a 
 
 def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str]":
     """Run Python on `command`; return its exit status and both streams as text."""
-    options.setdefault("stdin", subprocess.DEVNULL)
+    settings = {"stdin": subprocess.DEVNULL, "timeout": LIMIT, **options}
     argv = [sys.executable, *map(str, command)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, **settings)
+
+
+def end(process: "subprocess.Popen[str]") -> "tuple[int, str, str]":
+    """Let `process` go on; return how it ends: exit status, stdout and stderr."""
+    if process.stdin:
+        process.stdin.close()
+        process.stdin = None  # or communicate would flush it
+    stdout, stderr = process.communicate(timeout=LIMIT)
+    return process.returncode, stdout, stderr
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """End `process`, if it still runs, and close its pipes."""
+    process.kill()
+    process.__exit__(None, None, None)
 
 
 def environment(**variables: str) -> "dict[str, str]":
@@ -53,7 +69,8 @@ def edited(source: str, *edits: "tuple[str, str]") -> str:
     """Return `source` after each (old, new); raise ValueError if one no longer applies."""
     for old, new in edits:
         if source.count(old) != 1:
-            raise ValueError(f"stands {source.count(old)} times, not once: {old!r}")
+            count = source.count(old)
+            raise ValueError(f"this edit no longer applies ({count} places): {old!r}")
         source = source.replace(old, new)
     return source
 
@@ -100,8 +117,25 @@ class LabTest(unittest.TestCase):
     ) -> "tuple[int, str, str]":
         """Make one attempt in a worker process; return exit status, stdout and stderr."""
         command = worker_command(database, key, report, fault, lab=lab)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run(*command[1:])
         return done.returncode, done.stdout, done.stderr
+
+    def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
+        """Start a process with three pipes, in the project; it ends with the test."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        settings = {"cwd": ROOT, "env": environment(), "text": True, **pipes, **options}
+        process = subprocess.Popen(command, **settings)
+        self.addCleanup(stop, process)
+        return process
+
+    def held(
+        self, place: str, script: object, *arguments: object
+    ) -> "subprocess.Popen[str]":
+        """Start `script`; return its process when it has come to `place`, and waits."""
+        process = self.start(*held_command(place, script, *arguments))
+        came_to = process.stderr.readline()
+        self.assertEqual(came_to, f"{place}\n", f"waited for {script} to come there")
+        return process
 
     def rows(self, database: str) -> "tuple[list[tuple], list[tuple]]":
         """Return all rows of jobs and of receipts, in the order they were written."""

@@ -6,9 +6,11 @@ SQLite's own trace is the seam, so the lab and the other programs stay as they a
     python -m tests.watch COMMIT SCRIPT [ARG ...]  # SCRIPT, held just before its COMMIT
 
 The second form says on stderr what it has come to, and goes on when its stdin is closed.
+Such a process, and a fork, ends by itself after LIMIT: no test has to wait for longer.
 """
 
 import contextlib
+import faulthandler
 import functools
 import os
 import runpy
@@ -16,6 +18,8 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+
+LIMIT = 30  # seconds in which whatever a test waits for has happened, or never will
 
 
 @contextlib.contextmanager
@@ -69,6 +73,7 @@ def forked(work: "Callable[..., int]", *arguments: object) -> int:
     if process:
         return process
     try:
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
         os._exit(work(*arguments))
     finally:  # reached by an error only, which must not go on as a second test run
         traceback.print_exc()
@@ -81,6 +86,7 @@ def ended(process: int) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     place, script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
     with watched(hold_at(place)):
