@@ -115,7 +115,8 @@ SERVICES = [
     (lambda s, k, r: (409, 0) if s.calls.count(k) > 1 else honours(s, k, r), 1,
      "same key again: no job's id"),
     # In the end it forgets a key; it rejects it as expired.
-    (lambda s, k, r: honours(s, k + "x" * (len(s.calls) > 7), r), 4, LATE + "a second job"),
+    (lambda s, k, r: honours(s, k + "x" * (len(s.calls) > 7), r), 4,
+     LATE + "a second job"),
     (lambda s, k, r: (412, 0) if len(s.calls) > 7 else honours(s, k, r), 3,
      LATE + "no job's id"),
     # Another id each time; another answer each time; no id; a redirect; a page.
