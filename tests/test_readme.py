@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import retry_lab
+from tests.experiments import test_ask_a_service
 from tests.support import (
     FIRST_JOB,
     LAB,
@@ -57,6 +58,8 @@ class Blocks(LabTest):
     @posix
     def test_every_command_prints_what_the_readme_shows(self) -> None:
         shutil.copy(LAB, self.folder)
+        (self.folder / "tests" / "experiments").mkdir(parents=True)
+        shutil.copy(test_ask_a_service.PROGRAM, self.folder / "tests" / "experiments")
         python = self.folder / "bin" / "python"
         python.parent.mkdir()
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -65,17 +68,21 @@ class Blocks(LabTest):
         shown = [pair for block in blocks("console") for pair in commands(block)]
         # One shell for all, so that `echo $?` sees the command before it.
         report = f"(s=$?; echo '{END.strip()}'; exit $s)"
-        done = subprocess.run(
-            ["sh", "-c", "".join(f"{command}\n{report}\n" for command, _ in shown)],
-            cwd=self.folder,
-            env=environment(PATH=path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=LIMIT,
-        )
-        printed = done.stdout.split(END)[:-1]
+        script = "".join(f"{command}\n{report}\n" for command, _ in shown)
+        ignores, database = test_ask_a_service.ignores, self.new_database()
+        with test_ask_a_service.Service(ignores, database) as service:
+            here = f"127.0.0.1:{service.server_port}"
+            done = subprocess.run(
+                ["sh", "-c", script.replace("127.0.0.1:8000", here)],
+                cwd=self.folder,
+                env=environment(PATH=path),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=LIMIT,
+            )
+        printed = done.stdout.replace(here, "127.0.0.1:8000").split(END)[:-1]
         self.assertEqual(len(printed), len(shown))
         self.assertGreater(len(shown), 5)
         check = doctest.OutputChecker().check_output
@@ -104,7 +111,7 @@ class Blocks(LabTest):
         """A block of kind mermaid has been rendered and looked at."""
         self.assertEqual(blocks("sh"), ["python -m unittest\n"])  # it runs this test
         self.assertEqual(len(blocks("mermaid")), 1)
-        loop, tool = blocks("python")  # SQL runs in test_postgresql.py
+        loop, _tool = blocks("python")  # SQL runs in test_postgresql.py
         self.assertEqual(loop, (CALLER / "agent_loop.py").read_text(encoding="utf-8"))
         kinds = {"sh", "console", "mermaid", "python", "diff", "text", "sql"}
         self.assertEqual({kind for kind, _ in BLOCKS}, kinds)

@@ -5,6 +5,7 @@ Exit status: 0 they are honoured, 1 they are not or it is unclear, 2 bad usage
 
 import argparse
 import json
+import sys
 import time
 import uuid
 from collections import namedtuple
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 JSON = "Content-Type: application/json"
 REJECTED = ("400", "409", "412", "422")  # 409 may also mean: in flight
-ADVICE = {  # the findings that speak for a service, and what to do next
+ADVICE = {  # what speaks for a service, and what to do next
     "one job": "same request and key until answered",
     "rejected": "the request must stay the same",
     "a new job": "a new key only for a second job",
@@ -24,12 +25,43 @@ ADVICE = {  # the findings that speak for a service, and what to do next
 Answer = namedtuple("Answer", "job said body")
 
 
+def create(service, key, request, hang_up=False):
+    """Call over HTTP; return the Answer. Rewrite this for what is no HTTP."""
+    connection = service.connection(service.url.netloc)
+    path = service.url._replace(scheme="", netloc="", fragment="").geturl()
+    headers = {**service.headers, service.key_header: key}
+    connection.request("POST", path, request.encode(), headers)
+    if hang_up:
+        connection.close()
+        return Answer(None, "hung up", None)
+    response = connection.getresponse()
+    said = str(response.status)
+    if not said.startswith("2"):  # a redirect is not followed
+        return Answer(None, said, None)
+    try:
+        body = json.loads(response.read(65536))  # more is not read
+        job = body[service.id_field]
+        if type(job) not in (int, str):
+            raise TypeError(job)
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        return Answer(None, f"{said} no id ({type(error).__name__})", None)
+    return Answer(job, f"{said} #{ascii(str(job))[1:-1][-4:]}", body)
+
+
+def call(*arguments):
+    """Return what `create` returns within ten seconds, or else silence."""
+    with ThreadPool(1) as pool:
+        try:
+            return pool.apply_async(create, arguments).get(10)
+        except Exception as error:  # noqa: BLE001
+            return Answer(None, f"silence ({type(error).__name__})", None)
+
+
 def ask(service):
     """Make eight calls at most; yield each question, its answers, a finding."""
     # A service that cuts keys, or ignores their case, takes these for one.
     stem = str(uuid.uuid4())[:-1]
     key, twin, third = stem + "a", stem + "A", stem + "b"
-
     first = call(service, key, service.body)
     if first.job is None:
         raise SystemExit(f"error: no job in the first answer: {first.said}")
@@ -38,11 +70,10 @@ def ask(service):
     if again.job != first.job:
         return  # to ask on would only make more jobs
     other = call(service, key, service.other_body)
-    found = "rejected" if other.said in REJECTED else one_job([first, other])
-    if other.job == first.job:
-        found = "the first answer"
+    found = one_job([first, other]).replace("one job", "the first answer")
+    if other.said in REJECTED:
+        found = "rejected"
     yield "other request", [other], found
-
     pair = ThreadPool(2).starmap(call, [(service, twin, service.body)] * 2)
     told = [answer for answer in pair if answer.said not in REJECTED]
     yield "two at once", pair, one_job(told, but_not=[first, other])
@@ -72,38 +103,6 @@ def one_job(answers, but_not=()):
     return "one job"
 
 
-def call(*arguments):
-    """Return what `create` returns within ten seconds, or else silence."""
-    with ThreadPool(1) as pool:
-        try:
-            return pool.apply_async(create, arguments).get(10)
-        except Exception as error:  # noqa: BLE001
-            return Answer(None, f"silence ({type(error).__name__})", None)
-
-
-def create(service, key, request, hang_up=False):
-    """Call over HTTP and return the Answer. Rewrite this for what is no HTTP."""
-    connection = service.connection(service.url.netloc)
-    path = service.url._replace(scheme="", netloc="", fragment="").geturl()
-    headers = {**service.headers, service.key_header: key}
-    connection.request("POST", path, request.encode(), headers)
-    if hang_up:
-        connection.close()
-        return Answer(None, "hung up", None)
-    response = connection.getresponse()
-    said = str(response.status)
-    if not said.startswith("2"):  # a redirect is not followed
-        return Answer(None, said, None)
-    try:
-        body = json.loads(response.read(65536))  # more is not read
-        job = body[service.id_field]
-    except (ValueError, RecursionError, LookupError, TypeError) as error:
-        return Answer(None, f"{said} no id ({type(error).__name__})", None)
-    if type(job) not in (int, str):
-        return Answer(None, f"{said} no id (no number or text)", None)
-    return Answer(job, f"{said} #{ascii(str(job))[1:-1][-4:]}", body)
-
-
 def main():
     """Ask, print what was seen, and return the exit status."""
     rows = list(ask(parse()))
@@ -115,7 +114,8 @@ def main():
         advice = ADVICE.get(found, "send nothing: look it up, or ask")
         print(line.format(question, seen, advice))
     bad = [f"{row[0]}: {row[2]}" for row in rows if row[2] not in ADVICE]
-    good = "same key: one job, in all that was asked, if just 3 were made"
+    jobs = {answer.job for row in rows for answer in row[1]} - {None}
+    good = f"same key: one job, in all that was asked, if just {len(jobs)} are there"
     print("\n" + ("; ".join(bad) or good))
     return 1 if bad else 0
 
@@ -141,7 +141,7 @@ def parse():
     if same or unknown or "@" in url.netloc or not 0 <= service.after < 1e6:
         parser.error("bodies differ, a URL has no password, headers are quoted")
     print(f"Up to 8 jobs at {url.scheme}://{url.netloc}{url.path}", flush=True)
-    if not service.yes:
+    if not service.yes and not (sys.stdin.isatty() and input("y/n? ") == "y"):
         parser.error("nothing was sent; to send it, add --yes")
     return service
 

@@ -23,7 +23,7 @@ SECRET = "s3cret"
 WORDS = ("--key-header", "Idempotency-Key", "--id-field", "id", "--yes")
 BODIES = ("--body", '{"report": "weekly"}', "--other-body", '{"report": "daily"}')
 HEADER = ("--header", f"Authorization: Bearer {SECRET}")
-GOOD = "same key: one job, in all that was asked, if just 3 were made"
+GOOD = "same key: one job, in all that was asked, if just 3 are there"
 FIRST = "error: no job in the first answer: "
 
 
@@ -44,6 +44,14 @@ class Service(ThreadingHTTPServer):
 
     handle_error = print_nothing  # of a caller that has hung up
 
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=[0.05]).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
 
 class Handler(BaseHTTPRequestHandler):
     timeout = 10
@@ -54,7 +62,8 @@ class Handler(BaseHTTPRequestHandler):
         service.calls.append(key)
         status, answer = service.behaviour(service, key, request["report"])
         if isinstance(answer, int):
-            answer = {"id": answer, "heard": self.headers["Authorization"] + self.path}
+            told = self.headers.get("Authorization", "") + self.path
+            answer = {"id": answer, "heard": told}
         if not isinstance(answer, bytes):
             answer = json.dumps(answer).encode()
         self.send_response(status, SECRET)
@@ -70,6 +79,10 @@ def honours(service: Service, key: str, report: str) -> "tuple[int, object]":
         return 201, create_job(service.database, key, report)
     except KeyPayloadConflict:
         return 422, None
+
+
+def ignores(service: Service, key: str, report: str) -> "tuple[int, object]":
+    return honours(service, str(uuid.uuid4()), report)
 
 
 def in_flight(service: Service, key: str, report: str) -> "tuple[int, object]":
@@ -99,7 +112,7 @@ SERVICES = [
     (in_flight, 3, GOOD),
     (looks_before_it_locks, 4, "two at once: a second job"),
     # It ignores keys; replays the first answer, or makes a job, for another request.
-    (lambda s, k, r: honours(s, str(uuid.uuid4()), r), 2, SECOND),
+    (ignores, 2, SECOND),
     (lambda s, k, r: honours(s, k, "weekly"), 3, "other request: the first answer"),
     (lambda s, k, r: honours(s, k + r, r), 4, "other request: a second job"),
     # The key is a hash of the request; is compared without case; is cut.
@@ -122,7 +135,7 @@ SERVICES = [
     # Another id each time; another answer each time; no id; a redirect; a page.
     (lambda s, k, r: (201, honours(s, k, r) and len(s.calls)), 1, SECOND),
     (lambda s, k, r: (201, {"id": honours(s, k, "")[1], "at": str(uuid.uuid4())}), 3,
-     (f"same key again: {SAME}; other request: the first answer; two at once: {SAME}; "
+     (f"same key again: {SAME}; other request: {SAME}; two at once: {SAME}; "
      f"after the wait: {SAME}")),
     (lambda s, k, r: (201, {}), 0, FIRST + "201 no id (KeyError)"),
     (lambda s, k, r: (307, 0), 0, FIRST + "307"),
@@ -139,13 +152,9 @@ class AskAService(LabTest):
         """Return the program's exit status and output, and the calls and jobs made."""
         database = self.new_database(f"{number}.sqlite")
         with Service(SERVICES[number][0], database) as service:
-            threading.Thread(target=service.serve_forever, args=[0.05]).start()
             url = f"http://127.0.0.1:{service.server_port}/jobs?token={SECRET}"
             words = (PROGRAM, url, *WORDS, *BODIES, *HEADER, "--after", "0.1")
-            try:
-                done = run(*words, timeout=30)
-            finally:
-                service.shutdown()
+            done = run(*words, timeout=30)
         jobs = len(self.rows(database)[0])
         return done.returncode, done.stdout + done.stderr, len(service.calls), jobs
 
