@@ -14,6 +14,7 @@ import faulthandler
 import functools
 import os
 import runpy
+import signal
 import sqlite3
 import sys
 import traceback
@@ -59,10 +60,7 @@ def hold_at(place: str) -> "Callable[[str], None]":
 
 
 def held_command(place: str, script: object, *arguments: object) -> "list[str]":
-    """Return the command of a process that runs `script`, held at `place`.
-
-    It has to be started in the project's folder.
-    """
+    """Return the command, for the project's folder, that runs `script` up to `place`."""
     command = [sys.executable, "-B", "-S", "-m", "tests.watch", place, script]
     return [str(word) for word in (*command, *arguments)]
 
@@ -73,7 +71,8 @@ def forked(work: "Callable[..., int]", *arguments: object) -> int:
     if process:
         return process
     try:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        faulthandler.register(signal.SIGALRM, chain=True)  # says where it was, and ends
+        signal.alarm(LIMIT)  # an alarm is not handed down, so forks may fork again
         os._exit(work(*arguments))
     finally:  # reached by an error only, which must not go on as a second test run
         traceback.print_exc()
