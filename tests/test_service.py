@@ -125,8 +125,7 @@ class CrashPoints(LabTest):
             with watched(steps.append), contextlib.suppress(KeyPayloadConflict):
                 create_job(shutil.copy(path, f"{path}-watched"), "op-a", report)
             self.assertEqual(" ".join(step.split()[0] for step in steps), words)
-            numbers = range(len(steps))
-            copies = [shutil.copy(path, f"{path}-{number}") for number in numbers]
+            copies = [shutil.copy(path, f"{path}-{n}") for n in range(len(steps))]
             outcomes = side_by_side(self.killed, steps, copies, repeat(report))
             for step, outcome in zip(steps, outcomes):
                 with self.subTest(name, killed_before=step):
@@ -202,8 +201,7 @@ class InFlight(LabTest):
         In rollback mode the second can't COMMIT while the first may still read. In WAL
         mode it can, and the first can't write any more: what it read is out of date.
         """
-        edits = ("BEGIN IMMEDIATE", "BEGIN"), ("timeout=5", "timeout=0")
-        lab = self.edited_lab(*edits)
+        lab = self.edited_lab(("BEGIN IMMEDIATE", "BEGIN"), ("timeout=5", "timeout=0"))
         first, second = (
             self.held_at(p, lab=lab) for p in ("INSERT INTO jobs", "COMMIT")
         )

@@ -1,12 +1,10 @@
 """How does a test see a process's SQL statements go by, and stop it at one of them?
 
-SQLite's own trace is the seam, so the lab and the other programs stay as they are:
-
     with watched(print): ...                       # every statement, and every close
     python -m tests.watch COMMIT SCRIPT [ARG ...]  # SCRIPT, held just before its COMMIT
 
-The second form says on stderr what it has come to, and goes on when its stdin is closed.
-Such a process, and a fork, ends by itself after LIMIT: no test has to wait for longer.
+SQLite's own trace is the seam: no program is changed. The second form says on stderr
+what it has come to, and goes on when its stdin is closed, or ends after LIMIT.
 """
 
 import contextlib
@@ -66,7 +64,7 @@ def held_command(place: str, script: object, *arguments: object) -> "list[str]":
 
 
 def forked(work: "Callable[..., int]", *arguments: object) -> int:
-    """Fork a process that does `work` and exits with what it returns; return its id."""
+    """Fork a process that exits with what `work` returns, within LIMIT; return its id."""
     process = os.fork()
     if process:
         return process

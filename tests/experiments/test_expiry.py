@@ -15,7 +15,7 @@ import sqlite3
 import unittest
 from contextlib import closing
 
-from retry_lab import create_job
+from retry_lab import SCHEMA, create_job
 from tests.support import EMPTY, FIRST_JOB, LabTest
 
 WINDOW = 300  # an operation may be attempted for this many seconds, the last included
@@ -56,8 +56,7 @@ def purge(database: str, now: int) -> None:
 class ExpiredKey(LabTest):
     def setUp(self) -> None:
         super().setUp()
-        self.path = self.new_database()
-        self.change(BACKSTOP)
+        self.path = self.new_database(schema=SCHEMA + BACKSTOP)
 
     def change(self, statements: str) -> None:
         with closing(sqlite3.connect(self.path)) as somebody:
