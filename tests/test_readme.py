@@ -1,4 +1,4 @@
-"""Does everything that the two READMEs show really happen, and does all they name exist?"""
+"""Does everything that the pages show really happen, and does all they name exist?"""
 
 import ast
 import doctest
@@ -15,12 +15,19 @@ from contextlib import closing
 from pathlib import Path
 
 import retry_lab
-from tests.experiments import runner
-from tests.support import FIRST_JOB, LAB, ROOT, LabTest, environment, posix
-from tests.test_rules import BROKEN
-from tests.watch import watched
+from tests.support import (
+    FIRST_JOB,
+    LAB,
+    ROOT,
+    LabTest,
+    edits_of,
+    environment,
+    posix,
+    run,
+)
+from tests.watch import LIMIT, watched
 
-EXPERIMENTS = ROOT / "tests" / "experiments"
+CALLER, EXPERIMENTS = ROOT / "tests" / "caller", ROOT / "tests" / "experiments"
 PAGES = (ROOT / "README.md", EXPERIMENTS / "README.md")
 README = PAGES[0].read_text(encoding="utf-8")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -35,7 +42,7 @@ def blocks(kind: str) -> "list[str]":
 
 def commands(block: str) -> "list[tuple[str, str]]":
     """Return the (command, output) pairs of a console block."""
-    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", block, flags=re.MULTILINE)
     return list(zip(parts[1::2], parts[2::2]))
 
 
@@ -46,10 +53,9 @@ def anchors(page: Path) -> "set[str]":
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-class Console(LabTest):
+class Blocks(LabTest):
     @posix
     def test_every_command_prints_what_the_readme_shows(self) -> None:
-        """Each console command of the README prints what stands under it."""
         shutil.copy(LAB, self.folder)
         python = self.folder / "bin" / "python"
         python.parent.mkdir()
@@ -67,6 +73,7 @@ class Console(LabTest):
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
+            timeout=LIMIT,
         )
         printed = done.stdout.split(END)[:-1]
         self.assertEqual(len(printed), len(shown))
@@ -76,48 +83,78 @@ class Console(LabTest):
             with self.subTest(command):
                 self.assertTrue(check(expected, got, doctest.ELLIPSIS), got)
 
-    def test_no_block_of_the_readme_is_without_a_test(self) -> None:
-        """Each kind of block has a test; the one plain command runs this very test."""
-        self.assertEqual(blocks("sh"), ["python -m unittest\n"])
-        # mermaid has been rendered and looked at; sql runs in test_postgresql.py.
+    def test_every_diff_draws_the_complaint_under_it(self) -> None:
+        shown = list(zip(blocks("diff"), blocks("text")))
+        self.assertEqual(len(shown), 6)
+        for diff, complaint in shown:
+            with self.subTest(diff):
+                done = run(self.edited_lab(*edits_of(diff)))
+                self.assertEqual((done.returncode, done.stderr), (1, ""))
+                self.assertIn(f"\n{complaint}", done.stdout)
+                self.assertNotIn("PASS", done.stdout)
+
+    def test_a_hash_of_the_request_swallows_the_second_wanted_job(self) -> None:
+        """Cases 3 and 5 end with one job each; in case 4 the report makes another key."""
+        (diff,) = (block for block in blocks("diff") if "crc32" in block)
+        table = run(self.edited_lab(*edits_of(diff))).stdout.splitlines()[2:7]
+        jobs = [line.split("|")[5].strip() for line in table]
+        self.assertEqual(jobs, ["0 -> 1", "1 -> 1", "1 -> 1", "1 -> 2", "1 -> 1"])
+
+    def test_no_block_is_without_a_test(self) -> None:
+        """A block of kind mermaid has been rendered and looked at."""
+        self.assertEqual(blocks("sh"), ["python -m unittest\n"])  # it runs this test
+        self.assertEqual(len(blocks("mermaid")), 1)
+        loop, tool = blocks("python")  # SQL runs in test_postgresql.py
+        self.assertEqual(loop, (CALLER / "agent_loop.py").read_text(encoding="utf-8"))
         kinds = {"sh", "console", "mermaid", "python", "diff", "text", "sql"}
         self.assertEqual({kind for kind, _ in BLOCKS}, kinds)
 
+    def test_they_fit_a_narrow_column(self) -> None:
+        """Code has at most 60 columns, what a terminal shows 80, a table's row 110."""
+        for kind, block in BLOCKS:
+            width = 60 if kind in ("python", "sql", "mermaid") else 80
+            for line in block.splitlines():
+                self.assertLessEqual(len(line), width, line)
+        for page in PAGES:
+            for line in FENCED.sub("", page.read_text(encoding="utf-8")).splitlines():
+                self.assertLessEqual(len(line), 120, line)
+                self.assertLessEqual(line.replace("\\|", "").count("|"), 6, line)
 
-class BlockToPaste(LabTest):
+
+class ToolBlock(LabTest):
     def setUp(self) -> None:
         super().setUp()
-        (self.block,) = blocks("python")
-        (self.folder / "pasted.py").write_text(self.block, encoding="utf-8")
+        self.pasted = self.folder / "pasted.py"
+        self.pasted.write_text(blocks("python")[1], encoding="utf-8")
 
-    def test_it_fits_a_narrow_column(self) -> None:
-        """No line of it is wider than 64 columns."""
-        self.assertLessEqual(max(map(len, self.block.splitlines())), 64)
+    def test_it_creates_replays_and_rejects_and_leaves_no_file(self) -> None:
+        done = run("-W", "error", self.pasted, cwd=self.folder)
+        self.assertEqual((done.stdout, done.stderr), ("1\n1\nrejected\n", ""))
+        self.assertEqual(os.listdir(self.folder), ["pasted.py"])
 
-    def test_eight_processes_that_run_it_at_once_make_one_job(self) -> None:
-        """As pasted, and run by eight processes at once, it makes one job and replays."""
-        words = [sys.executable, "pasted.py"]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = [
-            subprocess.Popen(words, cwd=self.folder, **streams) for _ in range(8)
-        ]
-        ends = [process.communicate() for process in started]
-        self.assertEqual(ends, [("1\n1\n", "")] * 8)
-        self.assertEqual(self.rows(str(self.folder / "jobs.sqlite")), FIRST_JOB)
-
-    def test_its_sql_is_the_lab_s(self) -> None:
-        """It makes the lab's tables, and takes the lab's steps in each of three ways."""
-        # Its definitions, without the lines at its end that call them.
-        definitions = self.folder / "definitions.py"
-        definitions.write_text(self.block.split("\nsqlite3.connect", 1)[0])
-        pasted = runpy.run_path(str(definitions))
+    def test_it_takes_the_lab_s_steps_on_the_lab_s_tables(self) -> None:
+        """So all that is tested of the lab's create_job holds for it."""
+        pasted = runpy.run_path(str(self.pasted))
         theirs = self.new_database("theirs.sqlite", pasted["SCHEMA"])
         ours = self.new_database("ours.sqlite")
         self.assertEqual(self.tables(theirs), self.tables(ours))
-        for key, report in (("op-a", "weekly"), ("op-a", "weekly"), ("op-a", "daily")):
-            steps = self.steps(pasted["create_job"], theirs, key, report)
-            self.assertEqual(steps, self.steps(retry_lab.create_job, ours, key, report))
+        for call in (
+            ("op-a", "weekly"),
+            ("op-a", "weekly"),
+            ("op-a", "daily"),
+            ("op-b", 5),
+            (b"op-b", "weekly"),
+        ):
+            steps = self.steps(pasted["create_job"], theirs, *call)
+            self.assertEqual(steps, self.steps(retry_lab.create_job, ours, *call))
         self.assertEqual(self.rows(theirs), FIRST_JOB)
+
+    def test_it_works_on_a_table_with_its_columns_in_another_order(self) -> None:
+        pasted = runpy.run_path(str(self.pasted))
+        turned = "CREATE TABLE receipts (job_id UNIQUE, report, key PRIMARY KEY);"
+        database = self.new_database(schema=turned + pasted["SCHEMA"])
+        calls = [pasted["create_job"](database, "op-a", "weekly") for _ in range(2)]
+        self.assertEqual(calls, [1, 1])
 
     def tables(self, database: str) -> "list[str]":
         """Return the statements that made the tables, less comments and layout."""
@@ -127,57 +164,21 @@ class BlockToPaste(LabTest):
         return ["".join(sql.split()) for sql in plain]
 
     def steps(
-        self, create_job: "Callable[..., int]", *call: str
+        self, create_job: "Callable[..., int]", *call: object
     ) -> "tuple[object, list[str]]":
         """Return how a call ends, and the statements it ran."""
         ran: list[str] = []
         with watched(ran.append):
             try:
                 end: object = create_job(*call)
-            except ValueError:
-                end = "rejected"
+            except (ValueError, TypeError) as error:
+                end = type(error).__name__
         return end, ran
-
-
-class BreakIt(unittest.TestCase):
-    def test_every_diff_draws_the_complaint_under_it(self) -> None:
-        """What the README says a diff draws is what test_rules.py sees it draw."""
-        shown = list(zip(blocks("diff"), blocks("text")))
-        self.assertGreater(len(shown), 4)
-        seen = [
-            (broken.diff.lstrip("\n"), broken.complaint + "\n") for broken in BROKEN
-        ]
-        for pair in shown:
-            self.assertIn(pair, seen)
-
-    def test_they_fit_a_terminal(self) -> None:
-        """No line of a diff, a complaint or a command's output is over 80 columns."""
-        for block in blocks("diff") + blocks("text") + blocks("console"):
-            for line in block.splitlines():
-                if not line.startswith("$ "):
-                    self.assertLessEqual(len(line), 80, line)
-
-
-class Told(unittest.TestCase):
-    def test_the_texts_for_the_model_are_the_runner_s(self) -> None:
-        """The texts that the README shows are what the worked code says."""
-        done = runner.OUTCOMES["answered"].format(answer="job 1")
-        texts = (
-            runner.DONE.format(answer="job 1"),
-            runner.DONE_EARLIER.format(answer="job 1"),
-            runner.REJECTED.format(answer="too long"),
-            runner.UNKNOWN,
-            runner.NOT_SENT.format(request="weekly", outcome=done),
-            runner.NOT_SENT_YET.format(request="weekly"),
-        )
-        shown = " ".join(README.split())
-        for text in texts:
-            self.assertIn(f'- "{text}"', shown)
 
 
 class Named(unittest.TestCase):
     def test_every_link_leads_somewhere(self) -> None:
-        """Every link to a file or a heading of this project resolves."""
+        """Every link to a file or a heading of this project."""
         for page in PAGES:
             prose = FENCED.sub("", page.read_text(encoding="utf-8"))
             targets = re.findall(r"\]\(([^)]+)\)", prose)
@@ -192,40 +193,26 @@ class Named(unittest.TestCase):
                 if fragment:
                     self.assertIn(fragment, anchors(path), target)
 
-    def test_every_file_that_a_page_names_exists(self) -> None:
-        """Every Python file that a page names in its text is there."""
-        there = {path.name for path in ROOT.rglob("*.py")}
-        for page in PAGES:
-            prose = FENCED.sub("", page.read_text(encoding="utf-8"))
-            named = set(re.findall(r"(\w+\.py)\b", prose))
-            self.assertLessEqual(named, there)
+    def test_every_reference_is_used_and_defined(self) -> None:
+        used = set(re.findall(r"\]\[(\w+)\]", README))
+        defined = set(re.findall(r"^\[(\w+)\]: ", README, re.MULTILINE))
+        self.assertEqual(used, defined)
 
     def test_every_experiment_is_listed_with_its_question(self) -> None:
-        """The list has each experiment, with the question that its docstring asks."""
         listed = " ".join(PAGES[1].read_text(encoding="utf-8").split())
-        rows = re.findall(
-            r"- \*\*([^*]*)\*\* [^*]*\. \[`(test_\w+\.py)`\]\(\2\)", listed
-        )
+        rows = re.findall(r"- \*\*([^*]*)\*\* [^*]*\. \[`(\w+\.py)`\]", listed)
         questions = {file: question for question, file in rows}
-        for path in EXPERIMENTS.glob("test_*.py"):
+        paths = [*EXPERIMENTS.glob("test_*.py"), *CALLER.glob("test_*.py")]
+        for path in (*paths, ROOT / "tests" / "test_service.py"):
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
             self.assertEqual(questions.pop(path.name), docstring.splitlines()[0])
             self.assertIn("\nCrash model: ", docstring)
             self.assertIn("\nFound: ", docstring)
         self.assertEqual(questions, {})
 
-    def test_no_row_of_a_table_is_cut_off(self) -> None:
-        """No row of a table is wider than 110 columns."""
-        for page in PAGES:
-            for line in page.read_text(encoding="utf-8").splitlines():
-                if line.startswith("|"):
-                    self.assertLessEqual(len(line), 110, line)
-
     def test_the_workflow_runs_the_two_commands(self) -> None:
-        """The workflow runs the README's two commands, and no other."""
         workflow = ROOT / ".github" / "workflows" / "ci.yml"
-        text = workflow.read_text(encoding="utf-8")
-        ran = re.findall(r"- run: (.*)", text)
+        ran = re.findall(r"- run: (.*)", workflow.read_text(encoding="utf-8"))
         self.assertEqual(ran, ["python retry_lab.py", "python -m unittest"])
 
 
