@@ -40,7 +40,7 @@ def run(*command, input=None, timeout=LIMIT, **options) -> "CompletedProcess[str
 def started(command: "list[str]", **options: object) -> "Popen[str]":
     """Start a process with three pipes and, on POSIX, in a group of its own."""
     pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "text": True}
-    return Popen(command, start_new_session=True, **{**options, **pipes})
+    return Popen(command, **{"start_new_session": True, **options, **pipes})
 
 
 def end(process: "Popen[str]") -> "tuple[int, str, str]":
