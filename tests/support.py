@@ -1,15 +1,16 @@
-"""What do the tests share? Real worker processes, folders of their own, a look at rows."""
+"""What do the tests share? Real processes with a limit, a folder each, a look at rows."""
 
 import contextlib
 import os
+import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import unittest
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, CompletedProcess, Popen
 
 import retry_lab
 from tests.watch import LIMIT, held_command
@@ -26,25 +27,36 @@ ERROR_LINE = r"\Aerror: [^\n]+\n\Z"
 posix = unittest.skipUnless(os.name == "posix", "it takes a fork, a signal or a shell")
 
 
-def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str]":
+def run(*command, input=None, timeout=LIMIT, **options) -> "CompletedProcess[str]":
     """Run Python on `command`; return its exit status and both streams as text."""
-    settings = {"stdin": subprocess.DEVNULL, "timeout": LIMIT, **options}
-    argv = [sys.executable, *map(str, command)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, **settings)
+    process = started([sys.executable, *map(str, command)], **options)
+    try:
+        streams = process.communicate(input, timeout)
+    finally:
+        stop(process)
+    return CompletedProcess(process.args, process.returncode, *streams)
 
 
-def end(process: "subprocess.Popen[str]") -> "tuple[int, str, str]":
+def started(command: "list[str]", **options: object) -> "Popen[str]":
+    """Start a process with three pipes and, on POSIX, in a group of its own."""
+    pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "text": True}
+    return Popen(command, **{"start_new_session": True, **options, **pipes})
+
+
+def end(process: "Popen[str]") -> "tuple[int, str, str]":
     """Let `process` go on; return how it ends: exit status, stdout and stderr."""
-    if process.stdin:
-        process.stdin.close()
-        process.stdin = None  # or communicate would flush it
-    stdout, stderr = process.communicate(timeout=LIMIT)
-    return process.returncode, stdout, stderr
+    process.stdin.close()
+    process.stdin = None  # or communicate would flush it
+    streams = process.communicate(timeout=LIMIT)
+    return (process.returncode, *streams)
 
 
-def stop(process: "subprocess.Popen[str]") -> None:
-    """End `process`, if it still runs, and close its pipes."""
-    process.kill()
+def stop(process: "Popen[str]") -> None:
+    """End `process` and what it started, if it still runs, and close its pipes."""
+    if process.poll() is None:
+        with contextlib.suppress(AttributeError, OSError):  # Windows has no groups
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     process.__exit__(None, None, None)
 
 
@@ -96,10 +108,7 @@ class LabTest(unittest.TestCase):
         self.folder = Path(folder.name).resolve()
 
     def new_database(
-        self,
-        name: str = "service.sqlite",
-        schema: str = retry_lab.SCHEMA,
-        pragma: str = "",
+        self, name="service.sqlite", schema=retry_lab.SCHEMA, pragma=""
     ) -> str:
         """Make a database with the tables of `schema`; return its path."""
         path = str(self.folder / name)
@@ -108,33 +117,24 @@ class LabTest(unittest.TestCase):
         return path
 
     def call(
-        self,
-        database: str,
-        key: str,
-        report: str = "weekly",
-        fault: str = "none",
-        lab: Path = LAB,
+        self, database: str, key: str, report="weekly", fault="none", lab: Path = LAB
     ) -> "tuple[int, str, str]":
         """Make one attempt in a worker process; return exit status, stdout and stderr."""
-        command = worker_command(database, key, report, fault, lab=lab)
-        done = run(*command[1:])
+        done = run(*worker_command(database, key, report, fault, lab=lab)[1:])
         return done.returncode, done.stdout, done.stderr
 
-    def start(self, *command: str, **options: object) -> "subprocess.Popen[str]":
-        """Start a process with three pipes, in the project; it ends with the test."""
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        settings = {"cwd": ROOT, "env": environment(), "text": True, **pipes, **options}
-        process = subprocess.Popen(command, **settings)
+    def start(self, *command: object, **options: object) -> "Popen[str]":
+        """Start a process in the project; it ends with the test."""
+        settings = {"cwd": ROOT, "env": environment(), **options}
+        process = started(list(map(str, command)), **settings)
         self.addCleanup(stop, process)
         return process
 
-    def held(
-        self, place: str, script: object, *arguments: object
-    ) -> "subprocess.Popen[str]":
-        """Start `script`; return its process when it has come to `place`, and waits."""
-        process = self.start(*held_command(place, script, *arguments))
+    def held(self, place: str, *command: object) -> "Popen[str]":
+        """Start a script; return its process when it has come to `place`, and waits."""
+        process = self.start(*held_command(place, *command))
         came_to = process.stderr.readline()
-        self.assertEqual(came_to, f"{place}\n", f"waited for {script} to come there")
+        self.assertEqual(came_to, f"{place}\n", f"waited for {command} to come there")
         return process
 
     def rows(self, database: str) -> "tuple[list[tuple], list[tuple]]":

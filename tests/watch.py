@@ -1,12 +1,10 @@
 """How does a test see a process's SQL statements go by, and stop it at one of them?
 
-SQLite's own trace is the seam, so the lab and the other programs stay as they are:
-
     with watched(print): ...                       # every statement, and every close
     python -m tests.watch COMMIT SCRIPT [ARG ...]  # SCRIPT, held just before its COMMIT
 
-The second form says on stderr what it has come to, and goes on when its stdin is closed.
-Such a process, and a fork, ends by itself after LIMIT: no test has to wait for longer.
+SQLite's own trace is the seam: no program is changed. The second form says on stderr
+what it has come to, and goes on when its stdin is closed, or ends after LIMIT.
 """
 
 import contextlib
@@ -14,6 +12,7 @@ import faulthandler
 import functools
 import os
 import runpy
+import signal
 import sqlite3
 import sys
 import traceback
@@ -59,21 +58,19 @@ def hold_at(place: str) -> "Callable[[str], None]":
 
 
 def held_command(place: str, script: object, *arguments: object) -> "list[str]":
-    """Return the command of a process that runs `script`, held at `place`.
-
-    It has to be started in the project's folder.
-    """
+    """Return the command, for the project's folder, that runs `script` up to `place`."""
     command = [sys.executable, "-B", "-S", "-m", "tests.watch", place, script]
     return [str(word) for word in (*command, *arguments)]
 
 
 def forked(work: "Callable[..., int]", *arguments: object) -> int:
-    """Fork a process that does `work` and exits with what it returns; return its id."""
+    """Fork a process that exits with what `work` returns, within LIMIT; return its id."""
     process = os.fork()
     if process:
         return process
     try:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        faulthandler.register(signal.SIGALRM, chain=True)  # says where it was, and ends
+        signal.alarm(LIMIT)  # an alarm is not handed down, so forks may fork again
         os._exit(work(*arguments))
     finally:  # reached by an error only, which must not go on as a second test run
         traceback.print_exc()
