@@ -136,7 +136,7 @@ class Lab(TerminalTest):
         source = LAB.read_text(encoding="utf-8")
         cell = "import sys; exec(compile(sys.stdin.read(), '<cell>', 'exec'))"
         for command in (["-"], ["-c", cell]):
-            ended = self.ends(*command, stdin=None, input=source, cwd=self.folder)
+            ended = self.ends(*command, input=source, cwd=self.folder)
             self.is_error(ended, "save this as a file first")
 
     def test_importing_it_runs_nothing(self) -> None:
@@ -288,7 +288,7 @@ class Worker(TerminalTest):
         before = self.contents()
         for name in (*before, "none.sqlite", str(Path("no", "none")), "d" * 99):
             with self.subTest(name):
-                self.is_error(self.call(str(self.folder / name), "op-a"), name[-9:])
+                self.is_error(self.call(str(self.folder / name), "op-a"), name[-4:])
         for directory in "", str(self.folder):
             self.is_error(self.call(directory, "op-a"))
         self.is_error(self.ends(LAB, "worker", ":memory:", "op-a", "weekly", "none"))
