@@ -6,13 +6,12 @@ A worker process creates a job, and a receipt that says for which operation key
 caller hears nothing and tries again. The same key is answered from the receipt,
 or creates the job if there is none. A new key asks for another job.
 
-usage: python retry_lab.py [--keep NEW_DIR]
+usage: python retry_lab.py [--keep NEW_DIR]  (which gets the databases)
        python retry_lab.py worker DATABASE KEY REPORT FAULT
 for example: python retry_lab.py worker kept/case-2.sqlite op-a weekly none
 
-NEW_DIR gets the databases. FAULT is none, before_commit or after_commit. Exit
-status: 0 passed, or answered; 1 failed, void, or an error; 2 bad usage. Of a
-worker also: 17 died before COMMIT, 18 died after COMMIT, 20 rejected.
+FAULT: none, before_commit or after_commit. Exit: 0 passed or answered; 1 failed
+or void, or an error; 2 bad usage; 17, 18 died before, after COMMIT; 20 rejected
 """
 
 import os
@@ -101,8 +100,7 @@ def worker(database: str, key: str, report: str, fault: str) -> int:
     return 0
 
 
-# One call: what is called, and what comes of it, with all rows after it. What is
-# expected and what is seen are of this type. stderr is shown, and not compared.
+# One call, as expected or as seen, with all rows after it. Not compared: stderr.
 Call = namedtuple(
     "Call", "key report fault exit stdout jobs receipts stderr", defaults=[""]
 )
@@ -111,7 +109,6 @@ ONE_JOB = [(1, "weekly")]
 TWO_JOBS = [(1, "weekly"), (2, "weekly")]
 OP_A = [("op-a", "weekly", 1)]
 BOTH = [("op-a", "weekly", 1), ("op-b", "weekly", 2)]
-
 CASES = [
     # 1: Nothing was committed. The same key creates the job.
     #     key     report    fault         exit  stdout    jobs      receipts
@@ -131,7 +128,7 @@ CASES = [
      Call("op-b", "weekly", "none",           0, "2\n",    TWO_JOBS, BOTH)],
 ]  # fmt: skip
 
-# The lesson ends here. The rest makes these calls, compares, and prints a table.
+# The lesson ends here. The rest makes these calls, compares, prints a table.
 THIS_FILE = create_job.__code__.co_filename  # __file__ may be missing
 
 
@@ -194,7 +191,8 @@ Cases 3 and 5 end in the same rows: afterwards nothing in the database tells an
 accidental duplicate from an intended second job."""
 KEPT = """
 case-1.sqlite to case-5.sqlite are in {!a}. To look into one, go there and run:
-python -c "import sqlite3 as s; print(*s.connect('case-3.sqlite').iterdump())\""""
+python -c "import sqlite3 as s; print(*s.connect('case-3.sqlite').iterdump())"\
+"""
 USAGE = "usage: --keep NEW_DIR, or worker DATABASE KEY REPORT FAULT; see --help"
 
 
@@ -221,6 +219,8 @@ def lab(keep: "str | None" = None) -> int:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number and signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
             signal.signal(number, signal.default_int_handler)
+    if hasattr(signal, "SIGCHLD"):  # ignored, it would hide exit statuses
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     lines, complaints = [TABLE], []
     with tempfile.TemporaryDirectory() as directory:
         for number, case in enumerate(CASES, 1):
