@@ -23,7 +23,7 @@ they call settle and send.
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from sqlite3 import Connection, Row
 
 NOTES = """CREATE TABLE IF NOT EXISTS notes (
@@ -71,15 +71,14 @@ def take_turn(
 ) -> list[str]:
     """Take one turn of the model; return what it is told about each call.
 
-    `check(request)`, before anything is noted, returns for how many seconds
-    the service surely keeps a receipt, or raises Rejected for what can't be
-    sent: no such tool, a missing argument, text that the service can't take.
+    `check(request)`, before anything is noted, returns for how many seconds the
+    service surely keeps a receipt, or raises Rejected for what can't be sent:
+    no such tool, a missing argument, text that the service can't take.
     `send(key, request)` makes one attempt, within a time limit, and returns its
-    answer or raises Rejected or Conflict. Another exception is silence (also a
-    group with Rejected in it), and so is what is neither int nor text. Each
-    silence is logged as an error: a mistake in `send` looks like one. What is
-    no Exception, such as a cancelled task, ends the turn here.
-
+    answer or raises Rejected or Conflict. Any other Exception is silence, also
+    a group with Rejected in it, and so is a return of neither int nor text; all
+    are logged as errors, for they may be mistakes. A `send` that repeats after
+    a silence must not raise Rejected. A cancelled task ends the turn here.
     Nothing is sent twice in a turn: what has no answer is sent once more when
     the next turn comes, until a person decides. A turn that was told says the
     same again. One that was interrupted goes on, with its noted keys.
@@ -98,8 +97,8 @@ def take_turn(
 
 def plan(notes: Connection, turn: str, calls: list[str], check: Check) -> None:
     """Note each call, with a key of its own, before any of them is sent."""
+    notes.execute("BEGIN IMMEDIATE")  # lock, then look
     with notes:
-        notes.execute("BEGIN IMMEDIATE")  # lock, then look
         noted = read(notes, OF_TURN, turn)
         if noted:  # before a restart, and those keys must stand
             if [note["request"] for note in noted] != calls:
@@ -121,8 +120,8 @@ def plan(notes: Connection, turn: str, calls: list[str], check: Check) -> None:
 
 def settle(notes: Connection, key: str, send: Send) -> bool:
     """Make an attempt unless there is an answer; return whether there is."""
+    notes.execute("BEGIN IMMEDIATE")
     with notes:
-        notes.execute("BEGIN IMMEDIATE")
         (note,) = read(notes, "key = ?", key)
         if note["state"] == "planned":
             # Before the send: after it, "planned" might mean "sent".
@@ -162,31 +161,24 @@ def tell(notes: Connection, turn: str) -> None:
     A person calls this for a turn that can't be taken again, since its message
     was lost: what was sent is unknown then, and the conversation goes on.
     """
+    notes.execute("BEGIN IMMEDIATE")
     with notes:
-        notes.execute("BEGIN IMMEDIATE")
-        calls = read(notes, f"said IS NULL AND {OF_TURN}", turn)
-        for call, text in zip(calls, texts(calls, *read(notes, EARLIER, turn))):
-            say = "UPDATE notes SET said = ? WHERE key = ?"
-            notes.execute(say, (text, call["key"]))
-        # Only the text of a withheld call says what the earlier one came to.
-        withheld = any(call["state"] == "planned" for call in calls)
-        close = """UPDATE notes SET state = 'closed'
-            WHERE state != 'sent' AND (turn = ? OR ?)"""
-        notes.execute(close, (turn, withheld))
-
-
-def texts(calls: list[Row], first: "Row | None" = None) -> "Iterator[str]":
-    """Yield what is told of each call; `first` had to be settled before."""
-    equal = first["request"] if first else None
-    for call in calls:
-        outcome = call["heard"]
-        if call["state"] == "sent":
-            first = call  # the calls behind it had to wait for it
-        elif call["state"] == "planned":
-            outcome = withheld_for(first, call["request"] == equal)
-            if call["request"] == equal:
-                equal = None  # one operation answers one call
-        yield f"{outcome}. {ADVICE[outcome.split(':')[0]]}"
+        earlier = first = next(iter(read(notes, EARLIER, turn)), None)
+        for call in read(notes, f"said IS NULL AND {OF_TURN}", turn):
+            outcome, state = call["heard"], "closed"
+            if call["state"] == "sent":
+                first, state = call, "sent"  # the calls behind it are withheld
+            elif call["state"] == "planned":
+                equal = earlier and call["request"] == earlier["request"]
+                outcome = withheld_for(first, equal)
+                if equal:
+                    earlier = None  # one operation answers one call
+                # By the text of this call the earlier one is told as well.
+                told = "UPDATE notes SET state = 'closed' WHERE state = 'ended'"
+                notes.execute(told)
+            text = f"{outcome}. {ADVICE[outcome.split(':')[0]]}"
+            say = "UPDATE notes SET said = ?, state = ? WHERE key = ?"
+            notes.execute(say, (text, state, call["key"]))
 
 
 def withheld_for(first: "Row | None", equal: bool) -> str:
@@ -197,9 +189,7 @@ def withheld_for(first: "Row | None", equal: bool) -> str:
         return f"{first['heard']}, which answers your earlier call as well"
     came = f"your earlier call {first['request']!r:.80} is {first['heard']:.80}"
     if first["state"] == "sent":
-        came += (
-            ", and this counts as that" if equal else ", and must come first"
-        )
+        came += ", and both are one" if equal else ", and has to come first"
     return f"not sent: {came}"
 
 
