@@ -1,147 +1,135 @@
 """What does an MCP client hear when its call breaks off, and is there one job per wish?
 
-Crash model: the server's process dies before or after COMMIT, the stream is cut in
-mid-call, or the client stops waiting. Then the client connects again. Servers, clients
-and transports are those of the official package.
+Crash model: the server dies before or after COMMIT, or the stream is cut in mid-call.
+Then the client connects again. Servers, clients and transports are the official ones.
 
-Found: the call ends in three ways, and none says whether the job is there. Nothing is
-sent again by itself. With notes there is one job. With a key for each call there are
-two wherever the first one was committed.
+Found: the call ends in two ways, and neither says whether the job is there. Nothing is
+sent again by itself. With notes there is one job; with a new key there are two wherever
+the first was committed. What a tool raises is a result, and gives no reason.
 """
 
 import asyncio
 import importlib
-import json
+import logging
 import os
 import re
 import sys
 import unittest
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
-from tests.support import ROOT, LabTest
+from tests.support import EMPTY, ROOT, LabTest
 from tests.watch import LIMIT
 
 try:
-    import jsonschema
     from mcp import Client, StdioServerParameters
 except ImportError as missing:
     if os.environ.get("RETRY_LAB_NEEDS_MCP") == "1":
         raise
     raise unittest.SkipTest(f"it needs the package mcp: {missing}") from missing
 
-CLOSED = "MCPError: Connection closed"
-CANCELLED = "CancelledError: "  # which no "except Exception" sees
-TIMED_OUT = "MCPError: Request 'tools/call' timed out"
-# How a call breaks off: the transport, the fault, and what is heard of it. Then come the
-# jobs after the model's second call, with notes and with a key for each call.
+# How a call breaks off, and what is heard of it (no "except Exception" sees a
+# CancelledError). Then come the jobs after a second call, with notes and without.
 ENDS = [
-    ("stdio", "before_commit", CLOSED, 1, 1),
-    ("stdio", "after_commit", CLOSED, 1, 2),
-    ("http", "before_commit", CANCELLED, 1, 1),
-    ("http", "after_commit", CANCELLED, 1, 2),
-    ("http", "cut", CANCELLED, 1, 2),
-    ("http", "held", TIMED_OUT, 1, 2),
-]
-# The edits for a loop that awaits, in runner.py and agent_loop.py.
-EDITS = [
-    (r"def (?=(take_turn|settle|results)\()", "async def "),
-    (r"(?<!def )\b(?=(take_turn|settle|send|tool\.run)\()", "await "),
+    ("stdio", "before_commit", "MCPError: Connection closed", 1, 1),
+    ("stdio", "after_commit", "MCPError: Connection closed", 1, 2),
+    ("http", "before_commit", "CancelledError: ", 1, 1),
+    ("http", "after_commit", "CancelledError: ", 1, 2),
+    ("http", "cut", "CancelledError: ", 1, 2),
 ]
 
 
 def loop_that_awaits(folder: Path) -> object:
-    """Return the module agent_loop, with EDITS made in it and in its runner."""
+    """Return agent_loop with "async def" and "await" put in it and in its runner."""
     for name in ("runner.py", "agent_loop.py"):
         source = Path(__file__).with_name(name).read_text(encoding="utf-8")
-        for pattern, new in EDITS:
-            source = re.sub(pattern, new, source)
+        source = re.sub(r"\bdef (?=(take_turn|settle|results)\()", "async def ", source)
+        source = re.sub(r"(= |not )(?=(take_turn|settle|send)\()", r"\1await ", source)
         (folder / name).write_text(source, encoding="utf-8")
-    path = [str(folder), *sys.path]
-    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", path):
+    path = mock.patch.object(sys, "path", [str(folder), *sys.path])
+    with mock.patch.dict(sys.modules), path:
         return importlib.import_module("agent_loop")
 
 
 class Mcp(LabTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.loop = loop_that_awaits(self.folder)
-        self.wait = LIMIT
-
-    def begin(self, name: str, transport: str, fault: str = "none") -> object:
-        """Begin a conversation, with a service of its own; do as serve does."""
-        self.database, self.heard = self.new_database(name), []
+    def begin(self, transport: str, fault: str = "none") -> None:
+        self.loop, self.heard = loop_that_awaits(self.folder), []
+        self.database = self.new_database(uuid.uuid4().hex)
         self.notes = self.loop.open_notes(f"{self.database}.notes")
         self.addCleanup(self.notes.close)
-        return self.serve(transport, fault)
+        logging.disable()
+        self.addCleanup(logging.disable, logging.NOTSET)
+        self.serve(transport, fault)
 
-    def serve(self, transport: str, fault: str = "none") -> object:
-        """Let calls go to a new server; return its process, if it runs by now."""
+    def serve(self, transport: str, fault: str = "none") -> None:
         command = ["-B", "-m", "tests.caller.mcp_server", self.database, fault]
-        if transport == "stdio":
-            options = {"command": sys.executable, "args": command, "cwd": ROOT}
-            self.target = StdioServerParameters(**options)
-            return None
-        process = self.start(sys.executable, *command, transport)
-        self.target = f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
-        return process
+        settings = {"command": sys.executable, "args": command, "cwd": ROOT}
+        self.target = StdioServerParameters(**settings)
+        if transport == "http":
+            port = self.start(sys.executable, *command, "http").stdout.readline()
+            self.target = f"http://127.0.0.1:{int(port)}/mcp"
 
-    async def call(self, **arguments: object) -> object:
-        """Call the tool, and note what is raised as the code at that place sees it."""
-        client = Client(self.target, read_timeout_seconds=self.wait)
-        async with asyncio.timeout(LIMIT), client:
-            (tool,) = (await client.list_tools()).tools
-            self.schema = tool.input_schema
+    async def shown(self) -> dict:
+        """Return the tool's schema as the model sees it: the key is the runner's."""
+        async with asyncio.timeout(LIMIT), Client(self.target) as client:
+            schema = (await client.list_tools()).tools[0].input_schema
+        del schema["properties"]["key"]
+        schema["required"].remove("key")
+        return {**schema, "additionalProperties": False}  # it may send no key either
+
+    async def call(self, **arguments: str) -> object:
+        """Call the tool, by a client that ends in a group where the call breaks off."""
+        async with asyncio.timeout(LIMIT), Client(self.target) as client:
             try:
-                return await client.call_tool(tool.name, arguments)
+                return await client.call_tool("create_report_job", arguments)
             except BaseException as error:
                 self.heard.append(f"{type(error).__name__}: {error}")
                 raise
 
-    async def attempt(self, **arguments: object) -> str:
-        """Return the tool's answer; raise Rejected, or anything else for silence."""
-        result = await self.call(**arguments)
+    async def send(self, key: str, **arguments: str) -> str:
+        result = await self.call(key=key, **arguments)
         text = result.content[0].text
-        # Not inside the client, which wraps what is raised in exception groups.
+        # Raised in the client, it would be in a group as well, and so be silence.
         if (result.structured_content or {}).get("status") == "rejected":
             raise self.loop.Rejected(text)
-        if result.is_error:  # raised in the tool, before COMMIT or after it
+        if result.is_error:
             raise ConnectionError(text)
         return text
 
-    def by_notes(self, **arguments: object) -> str:
-        """Let the model call the tool; return what it is told."""
-
-        def check(**arguments: object) -> None:
-            pass
-
-        call = {"id": "call-1", "name": "create_report_job"}
-        call["arguments"] = json.dumps(arguments)
-        message = {"id": uuid.uuid4().hex, "calls": [call]}
-        tools = {"create_report_job": self.loop.Tool(self.attempt, check, 86400)}
-        (result,) = asyncio.run(self.loop.results(self.notes, message, tools))
-        return result["text"]
-
-    def by_a_key_per_call(self, **arguments: object) -> str:
-        try:
-            return asyncio.run(self.attempt(key=uuid.uuid4().hex, **arguments))
-        except Exception as error:  # the client as a whole ends in a group
-            return repr(error)
+    def told(self, **arguments: str) -> str:
+        """Let the model call the tool, in a turn of its own; return what it is told."""
+        turn, call = uuid.uuid4().hex, ("call-1", "create_report_job", arguments)
+        tool = SimpleNamespace(check=lambda report: 86400, send=self.send)
+        tools = {"create_report_job": tool}
+        results = self.loop.results(self.notes, turn, [call], tools, {})
+        return asyncio.run(results)["call-1"][0]
 
     def test_a_call_breaks_off_and_the_model_calls_again(self) -> None:
         for transport, fault, heard, *jobs in ENDS:
-            for way, wanted in zip((self.by_notes, self.by_a_key_per_call), jobs):
-                name = f"{transport}-{fault}-{way.__name__}"
-                with self.subTest(name):
-                    process = self.begin(name, transport, fault)
-                    self.wait = 2 if fault == "held" else LIMIT
-                    first = way(report="weekly")
-                    if fault == "held":  # the call had arrived, and now it commits
-                        self.assertEqual(process.stderr.readline(), "COMMIT\n")
-                        process.stdin.close()
-                    self.wait = LIMIT
+            for forgets, wanted in zip((False, True), jobs):
+                with self.subTest(f"{transport}, {fault}, forgets: {forgets}"):
+                    self.begin(transport, fault)
+                    self.assertRegex(self.told(report="weekly"), "^unknown: no answer")
+                    self.assertRegex(self.heard.pop(), f"^{heard}")
+                    if forgets:  # then its next call gets a key of its own
+                        self.notes.execute("DELETE FROM notes")
                     self.serve(transport)
-                    second = way(report="weekly")
-                    ((seen,), calls) = self.heard, Path(f"{self.database}.calls")
-                    print(name, seen, first, second, self.rows(self.database), calls.read_text())
+                    self.assertRegex(self.told(report="weekly"), f"^done: job {wanted}")
+                    self.assertEqual(len(self.rows(self.database)[0]), wanted)
+                    calls = Path(f"{self.database}.calls").read_text()
+                    self.assertEqual(calls.count("\n"), 2)  # none went by itself
+
+    def test_the_model_sees_no_key_and_an_error_is_silence(self) -> None:
+        self.begin("http")
+        self.assertEqual(list(asyncio.run(self.shown())["properties"]), ["report"])
+        self.assertTrue(asyncio.run(self.call(report="weekly")).is_error)  # no key
+        self.assertRegex(self.told(report="weekly", key="op-a"), "^rejected: TypeErr")
+        self.assertRegex(self.told(report=""), "^rejected: a report needs a name")
+        self.assertEqual(self.rows(self.database), EMPTY)
+        asyncio.run(self.call(key="op-a", report="weekly"))
+        conflict = asyncio.run(self.call(key="op-a", report="daily"))
+        os.remove(self.database)
+        self.assertEqual(asyncio.run(self.call(key="op-b", report="daily")), conflict)
+        self.assertRegex(self.told(report="daily"), "^unknown: no answer")
