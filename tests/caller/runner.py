@@ -8,10 +8,9 @@ turn   one message of the model, with some calls: 'message-3'
 call   one request in a turn: 'weekly'; each is an operation of its own
 note   the runner's record of an operation: its key, and what was heard
 
-Each conversation has a file of notes, and whoever opened it has the lock. Open
-it by sqlite3.connect(path, isolation_level=None) in the thread that uses it,
-leave `autocommit` alone, and run PRAGMA locking_mode = EXCLUSIVE, BEGIN
-EXCLUSIVE, NOTES and COMMIT. A person who decides needs this lock as well.
+Each conversation has a file of notes. Open it in the thread that uses it, by
+sqlite3.connect(path, isolation_level=None), and executescript(NOTES). That is
+its lock too, held until the connection ends; a person who decides needs it.
 Save the model's message before its turn is taken, under the turn's name. After
 a restart take the turn again, until its texts are saved too. The message's own
 id is a good name; no name is used twice, so a counter that starts anew is none.
@@ -26,7 +25,9 @@ import uuid
 from collections.abc import Callable
 from sqlite3 import Connection, Row
 
-NOTES = """CREATE TABLE IF NOT EXISTS notes (
+NOTES = """PRAGMA locking_mode = EXCLUSIVE;
+BEGIN EXCLUSIVE;  -- "database is locked": another process takes a turn
+CREATE TABLE IF NOT EXISTS notes (
     turn TEXT NOT NULL,
     place INTEGER NOT NULL,  -- of the call in its turn
     request TEXT NOT NULL,
@@ -38,7 +39,8 @@ NOTES = """CREATE TABLE IF NOT EXISTS notes (
     first_sent REAL,
     said TEXT,  -- what the model was told about this call
     PRIMARY KEY (turn, place)
-)"""
+);
+COMMIT;"""
 OF_TURN = "turn = ? ORDER BY place"
 # One at most: nothing new is sent until the model was told what came of it.
 EARLIER = "turn != ? AND state IN ('sent', 'ended')"
@@ -47,13 +49,13 @@ UNKNOWN = "state = 'sent' AND said IS NOT NULL"
 # The model is told a status word, what came of its call, and what to do.
 ADVICE = {
     "done": "Call again only if another one is wanted.",
-    "rejected": "Nothing was made. Do not repeat the call unchanged, unless "
-    "the reason says that it can succeed later.",
+    "rejected": "Nothing was made. Repeat it only if the reason allows that.",
     "unknown": "Assume neither that this was done nor that it was not. The "
     "same call again makes no second one: it asks about this one. If it stays "
     "unknown, tell the user that a person has to look.",
     "not sent": "Nothing was made for this call. Repeat it if still wanted.",
 }
+LOG = logging.getLogger(__name__)
 Check = Callable[[str], float]
 Send = Callable[[str, str], "str | int"]
 
@@ -72,8 +74,8 @@ def take_turn(
     """Take one turn of the model; return what it is told about each call.
 
     `check(request)`, before anything is noted, returns for how many seconds the
-    service surely keeps a receipt, or raises Rejected for what can't be sent:
-    no such tool, a missing argument, text that the service can't take.
+    service surely keeps a receipt. It raises any Exception for what can't be
+    sent: no such tool, a missing argument, text that the service can't take.
     `send(key, request)` makes one attempt, within a time limit, and returns its
     answer or raises Rejected or Conflict. Any other Exception is silence, also
     a group with Rejected in it, and so is a return of neither int nor text; all
@@ -97,11 +99,11 @@ def take_turn(
 
 def plan(notes: Connection, turn: str, calls: list[str], check: Check) -> None:
     """Note each call, with a key of its own, before any of them is sent."""
-    notes.execute("BEGIN IMMEDIATE")  # lock, then look
+    notes.execute("BEGIN")  # all of them, or none
     with notes:
         noted = read(notes, OF_TURN, turn)
         if noted:  # before a restart, and those keys must stand
-            if [note["request"] for note in noted] != calls:
+            if [note["request"] for note in noted] != [*map(storable, calls)]:
                 raise ValueError(f"turn {turn!r} had other calls")
             return
         for note in read(notes, "said IS NULL"):
@@ -109,29 +111,28 @@ def plan(notes: Connection, turn: str, calls: list[str], check: Check) -> None:
         for place, request in enumerate(calls):
             state, heard, retention = "planned", None, 0.0
             try:
+                request.encode()  # or SQLite can't take it
                 retention = check(request)
-            except Rejected as reason:
-                state, heard = "ended", storable(f"rejected: {reason}")
-            key = uuid.uuid4().hex
-            note = (turn, place, request, key, retention, state, heard)
+            except Exception as reason:
+                LOG.warning("can't be sent: %.80r", request, exc_info=True)
+                state, heard = "ended", storable(f"rejected: {reason!r}")
+            note = (turn, place, storable(request), uuid.uuid4().hex)
             add = "INSERT INTO notes VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL)"
-            notes.execute(add, note)
+            notes.execute(add, (*note, retention, state, heard))
 
 
 def settle(notes: Connection, key: str, send: Send) -> bool:
     """Make an attempt unless there is an answer; return whether there is."""
-    notes.execute("BEGIN IMMEDIATE")
-    with notes:
-        (note,) = read(notes, "key = ?", key)
-        if note["state"] == "planned":
-            # Before the send: after it, "planned" might mean "sent".
-            sent = """UPDATE notes SET state = 'sent', first_sent = ?,
-                heard = 'unknown: no answer' WHERE key = ?"""
+    (note,) = read(notes, "key = ?", key)
+    if note["state"] == "planned":
+        sent = """UPDATE notes SET state = 'sent', first_sent = ?,
+            heard = 'unknown: no answer' WHERE key = ?"""
+        with notes:  # before the send: after it, "planned" might mean "sent"
             notes.execute(sent, (time.time(), key))
-        elif note["state"] != "sent":
-            return True
-        elif not 0 <= time.time() - note["first_sent"] < note["retention"]:
-            return False  # the key may be as good as new: a person has to look
+    elif note["state"] != "sent":
+        return True
+    elif not 0 <= time.time() - note["first_sent"] < note["retention"]:
+        return False  # the key may be as good as new: a person has to look
 
     try:
         answer = send(key, note["request"])
@@ -145,12 +146,11 @@ def settle(notes: Connection, key: str, send: Send) -> bool:
         if note["state"] == "sent":  # it says nothing about the one before it
             heard = f"unknown: the last attempt was {heard}"
     except Exception as error:  # a death, a time-out, "locked": all are silence
-        logging.getLogger(__name__).exception("no answer for key %s", key)
+        LOG.exception("no answer for key %s", key)
         heard = f"unknown: no answer ({type(error).__name__})"
     state = "sent" if heard.startswith("unknown") else "ended"
     with notes:  # only now: noted before, a death would pass for an answer
-        hear = """UPDATE notes SET state = ?, heard = ?
-            WHERE key = ? AND state = 'sent'"""
+        hear = "UPDATE notes SET state = ?, heard = ? WHERE key = ?"
         notes.execute(hear, (state, storable(heard), key))
     return state == "ended"
 
@@ -161,7 +161,7 @@ def tell(notes: Connection, turn: str) -> None:
     A person calls this for a turn that can't be taken again, since its message
     was lost: what was sent is unknown then, and the conversation goes on.
     """
-    notes.execute("BEGIN IMMEDIATE")
+    notes.execute("BEGIN")
     with notes:
         earlier = first = next(iter(read(notes, EARLIER, turn)), None)
         for call in read(notes, f"said IS NULL AND {OF_TURN}", turn):
