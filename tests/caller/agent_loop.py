@@ -1,27 +1,27 @@
-"""From a turn's calls, saved before, to saved results."""
+"""From calls, saved as `turn`, to results, saved after."""
 
 import sqlite3
 from json import dumps, loads
 
-from runner import NOTES, Rejected, take_turn
+from runner import NOTES, UNKNOWN, read, take_turn
 
 
 def open_notes(path):
-    """Open a conversation's notes, locked until we end."""
     notes = sqlite3.connect(path, isolation_level=None)
-    notes.execute("PRAGMA locking_mode = EXCLUSIVE")
-    notes.executescript(f"BEGIN EXCLUSIVE; {NOTES}; COMMIT")
+    notes.executescript(NOTES)  # locked until we end
     return notes
+
+
+def unknown(notes):  # for a person, who decides
+    return [dict(note) for note in read(notes, UNKNOWN)]
 
 
 def results(notes, turn, calls, tools, reads):
     def check(request):
         name, arguments = loads(request)
-        try:  # half an emoji, unless JSON escapes it, fails
-            dumps(arguments, ensure_ascii=False).encode()
-            return tools[name].check(**arguments)
-        except Exception as error:
-            raise Rejected(repr(error)) from error
+        # Half an emoji can't be sent; JSON would escape it.
+        dumps(arguments, ensure_ascii=False).encode()
+        return tools[name].check(**arguments)  # retention
 
     def send(key, request):
         name, arguments = loads(request)

@@ -1,7 +1,4 @@
-"""A real MCP server around the lab's create_job: mcp_server.py DATABASE FAULT [http]
-
-FAULT is one of the lab's, or "cut": every connection breaks at COMMIT.
-"""
+"""An MCP server around create_job: DATABASE, a fault of the lab or "cut", and [http]."""
 
 import faulthandler
 import socket

@@ -73,9 +73,9 @@ class AgentLoop(LabTest):
 
     def test_one_conversation_is_held_by_one_process(self) -> None:
         folder = self.new_folder("held")
-        command = held_command("INSERT INTO jobs", AGENT, folder)
+        command = held_command("INSERT INTO turns", AGENT, folder)
         holder = self.start(*command, env=VARIABLES)
-        self.assertEqual(holder.stderr.readline(), "INSERT INTO jobs\n")
+        self.assertEqual(holder.stderr.readline(), "INSERT INTO turns\n")
         status, complaint = self.agent(folder)
         self.assertEqual(status, 1)
         self.assertRegex(complaint, "OperationalError: database is locked\n\\Z")

@@ -3,9 +3,8 @@
 Crash model: the server dies before or after COMMIT, or the stream is cut in mid-call.
 Then the client connects again. Servers, clients and transports are the official ones.
 
-Found: the call ends in two ways, and neither says whether the job is there. Nothing is
-sent again by itself. With notes there is one job; with a new key there are two wherever
-the first was committed. What a tool raises is a result, and gives no reason.
+Found: no end says whether the job is there, and nothing is sent again by itself. With
+notes there is one job; with a new key there are two where the first was committed.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ import sys
 import unittest
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 from tests.support import EMPTY, ROOT, LabTest
@@ -30,6 +29,7 @@ except ImportError as missing:
         raise
     raise unittest.SkipTest(f"it needs the package mcp: {missing}") from missing
 
+logging.getLogger("runner").disabled = True  # its errors are wanted here
 # How a call breaks off, and what is heard of it (no "except Exception" sees a
 # CancelledError). Then come the jobs after a second call, with notes and without.
 ENDS = [
@@ -41,26 +41,25 @@ ENDS = [
 ]
 
 
-def loop_that_awaits(folder: Path) -> object:
-    """Return agent_loop with "async def" and "await" put in it and in its runner."""
+def loop_that_awaits(folder: Path) -> "list[ModuleType]":
+    """Return agent_loop and its runner, with "async def" and "await" put in them."""
+    calls = r"(= |not )(?=(take_turn|settle|send|reads\[name\])\()"
     for name in ("runner.py", "agent_loop.py"):
         source = Path(__file__).with_name(name).read_text(encoding="utf-8")
         source = re.sub(r"\bdef (?=(take_turn|settle|results)\()", "async def ", source)
-        source = re.sub(r"(= |not )(?=(take_turn|settle|send)\()", r"\1await ", source)
+        source = re.sub(calls, r"\1await ", source)
         (folder / name).write_text(source, encoding="utf-8")
     path = mock.patch.object(sys, "path", [str(folder), *sys.path])
     with mock.patch.dict(sys.modules), path:
-        return importlib.import_module("agent_loop")
+        return [importlib.import_module(name) for name in ("agent_loop", "runner")]
 
 
 class Mcp(LabTest):
     def begin(self, transport: str, fault: str = "none") -> None:
-        self.loop, self.heard = loop_that_awaits(self.folder), []
+        self.heard, (self.loop, self.runner) = [], loop_that_awaits(self.folder)
         self.database = self.new_database(uuid.uuid4().hex)
         self.notes = self.loop.open_notes(f"{self.database}.notes")
         self.addCleanup(self.notes.close)
-        logging.disable()
-        self.addCleanup(logging.disable, logging.NOTSET)
         self.serve(transport, fault)
 
     def serve(self, transport: str, fault: str = "none") -> None:
@@ -93,7 +92,7 @@ class Mcp(LabTest):
         text = result.content[0].text
         # Raised in the client, it would be in a group as well, and so be silence.
         if (result.structured_content or {}).get("status") == "rejected":
-            raise self.loop.Rejected(text)
+            raise self.runner.Rejected(text)
         if result.is_error:
             raise ConnectionError(text)
         return text
