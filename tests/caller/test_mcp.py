@@ -1,7 +1,6 @@
 """What does an MCP client hear when its call breaks off, and is there one job per wish?
 
 Crash model: the server dies before or after COMMIT, or the stream is cut in mid-call.
-Then the client connects again. Servers, clients and transports are the official ones.
 
 Found: no end says whether the job is there, and nothing is sent again by itself. With
 notes there is one job; with a new key there are two where the first was committed.
@@ -24,10 +23,10 @@ from tests.watch import LIMIT
 
 try:
     from mcp import Client, StdioServerParameters
-except ImportError as missing:
+except ImportError:
     if os.environ.get("RETRY_LAB_NEEDS_MCP") == "1":
         raise
-    raise unittest.SkipTest(f"it needs the package mcp: {missing}") from missing
+    Client = None
 
 logging.getLogger("runner").disabled = True  # its errors are wanted here
 # How a call breaks off, and what is heard of it (no "except Exception" sees a
@@ -54,6 +53,7 @@ def loop_that_awaits(folder: Path) -> "list[ModuleType]":
         return [importlib.import_module(name) for name in ("agent_loop", "runner")]
 
 
+@unittest.skipUnless(Client, "the package mcp is not installed")
 class Mcp(LabTest):
     def begin(self, transport: str, fault: str = "none") -> None:
         self.heard, (self.loop, self.runner) = [], loop_that_awaits(self.folder)
