@@ -11,16 +11,16 @@ import sqlite3
 import sys
 from collections import namedtuple
 
-from agent_loop import open_notes, results
+from agent_loop import open_notes, results, unknown
 
 import retry_lab
 from tests.watch import watched
 
 Tool = namedtuple("Tool", "check send")
-WEEKLY = ("create_report", {"report": "weekly"})
+WEEKLY = ("create_report", {"format": "pdf", "report": "weekly"})
 WISHES = [WEEKLY, WEEKLY, ("create_invoice", {"customer": "acme"})]
 BAD = [("create_repot", {}), ("create_report", {}), ("create_report", "{no JSON")]
-BAD += [("create_report", {"report": "\ud83d"})]
+BAD += [("create_report", {"format": "pdf", "report": "\ud83d"})]
 
 
 def model(turns: "list[tuple[list, dict]]") -> "list[tuple]":
@@ -30,6 +30,8 @@ def model(turns: "list[tuple[list, dict]]") -> "list[tuple]":
         for call_id, *wish in calls:
             if told[call_id][0].startswith("done"):
                 left.remove(tuple(wish))
+    if len(turns) % 2:  # the same calls, with their fields in another order
+        left = [(name, dict(sorted(a.items())[::-1])) for name, a in left]
     calls = [*left, ("list_jobs", {}), *([] if turns else BAD)] if left else []
     return [(f"call-{len(turns)}-{n}", *call) for n, call in enumerate(calls)]
 
@@ -37,17 +39,19 @@ def model(turns: "list[tuple[list, dict]]") -> "list[tuple]":
 def main(folder: str) -> None:
     notes = open_notes(f"{folder}/notes.sqlite")
     chat = sqlite3.connect(f"{folder}/chat.sqlite", isolation_level=None)
-    chat.execute("CREATE TABLE IF NOT EXISTS turns (calls TEXT, told TEXT)")
+    chat.execute(
+        "CREATE TABLE IF NOT EXISTS turns (calls TEXT, told TEXT, listed TEXT)"
+    )
     database, answered = f"{folder}/service.sqlite", []
 
-    def create(key: str, report: str) -> int:
+    def create(key: str, report: str, format: str) -> int:
         answered.append(retry_lab.create_job(database, key, report))
         if len(answered) == 1:
             raise TimeoutError("each process loses the first answer")
         return answered[-1]
 
     def invoice(key: str, customer: str) -> str:
-        return f"invoice {create(key, customer)}"
+        return f"invoice {create(key, customer, 'pdf')}"
 
     def list_jobs(arguments: dict) -> "tuple[str, bool]":
         jobs = sqlite3.connect(database)
@@ -57,7 +61,7 @@ def main(folder: str) -> None:
 
     reads = {"list_jobs": list_jobs}
     tools = {
-        "create_report": Tool(lambda report: 3600, create),
+        "create_report": Tool(lambda report, format: 3600, create),
         "create_invoice": Tool(lambda customer: 60, invoice),
     }
     while True:
@@ -65,14 +69,17 @@ def main(folder: str) -> None:
         turns = [[json.loads(text or "null") for text in row] for row in saved]
         if not turns or turns[-1][1]:  # else it was killed in the last one
             calls = model(turns)
-            chat.execute("INSERT INTO turns VALUES (?, NULL)", [json.dumps(calls)])
+            chat.execute(
+                "INSERT INTO turns VALUES (?, NULL, NULL)", [json.dumps(calls)]
+            )
             continue
         calls = turns[-1][0]
         if not calls:
             return
         told = results(notes, f"turn-{len(turns)}", calls, tools, reads)
-        save = "UPDATE turns SET told = ? WHERE told IS NULL"
-        chat.execute(save, [json.dumps(told)])
+        listed = [note["request"] for note in unknown(notes)]
+        save = "UPDATE turns SET told = ?, listed = ? WHERE told IS NULL"
+        chat.execute(save, [json.dumps(told), json.dumps(listed)])
 
 
 if __name__ == "__main__":

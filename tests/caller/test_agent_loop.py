@@ -40,12 +40,13 @@ class AgentLoop(LabTest):
         jobs, _ = self.rows(str(folder / "service.sqlite"))
         self.assertEqual(sorted(job[1] for job in jobs), ["acme", "weekly", "weekly"])
         with closing(sqlite3.connect(folder / "chat.sqlite")) as chat:
-            turns = chat.execute("SELECT calls, told FROM turns").fetchall()
+            turns = chat.execute("SELECT * FROM turns").fetchall()
         (*turns, last) = [[json.loads(text or "{}") for text in row] for row in turns]
-        self.assertEqual(last, [[], {}])  # the model had nothing left to call
+        self.assertEqual(last, [[], {}, {}])  # the model had nothing left to call
         told = []
-        for calls, results in turns:
+        for calls, results, listed in turns:
             self.assertEqual(sorted(results), [call_id for call_id, *_ in calls])
+            self.assertEqual(len(listed), "unknown: " in str(results))  # for a person
             told += [(name, *results[call_id]) for call_id, name, _ in calls]
         succeeded = "\n".join(text for _, text, is_error in told if not is_error)
         done = re.findall(r"^done: (?:invoice )?(\d)", succeeded, re.MULTILINE)
