@@ -4,14 +4,12 @@ A model wants a number of equal jobs. It sees only what it is told, and calls un
 told of so many. One kind counts the jobs it was told of, another its answered calls. Each
 script is such a model and some faults, which strike the first attempts.
 
-`python -m tests.caller.conversations grid RUNNER FAULT` runs all scripts whose first fault
-is FAULT, and `... killed` takes one turn in a process that kills itself at a step.
+`python -m tests.caller.conversations` takes one turn, and kills itself at a step of it.
 """
 
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 import re
@@ -19,7 +17,6 @@ import runpy
 import signal
 import sqlite3
 import sys
-import tempfile
 import threading
 import types
 import uuid
@@ -31,7 +28,7 @@ from unittest import mock
 
 import retry_lab
 from tests.caller import runner
-from tests.watch import ended, forked, watched
+from tests.watch import watched
 
 FAULTS = ("none", "before_commit", "after_commit")
 REJECTIONS = ("busy", "conflict")
@@ -43,14 +40,8 @@ class Died(BaseException):
     """A stand-in for the death of an attempt's process."""
 
 
-def die_in_a_fork(*call: str) -> None:
-    """Make an attempt in a process that really dies."""
-    if ended(forked(retry_lab.create_job, *call)) not in (17, 18):
-        raise Died(f"an attempt did not die where it should: {call}")
-
-
 def die_here(*call: str) -> None:
-    """Make an attempt that ends where its process would have died."""
+    """Make an attempt that ends where its process would die; many a minute are made."""
 
     def exit_here(status: int) -> None:
         raise Died(status)
@@ -219,32 +210,12 @@ def too_many(service: Service, name: str, model: Model) -> int:
     return len(service.rows("id FROM jobs")) - model.wanted
 
 
-def grid(name: str, first_fault: str) -> "list[int]":
-    """Return what comes of each script, with attempts that really die."""
-    results, known = [], {}
-    with tempfile.TemporaryDirectory() as folder:
-        for later in itertools.product(FAULTS, repeat=3):
-            faults = (first_fault, *later)
-            for model in MODELS:
-                # A script that meets the same faults, as far as it goes, is the same.
-                met = [(model, faults[:length]) for length in range(1, 5)]
-                same = next((script for script in met if script in known), None)
-                if same is None:
-                    service = Service(f"{folder}/service.sqlite", *faults)
-                    service.die = die_in_a_fork
-                    more = too_many(service, name, model)
-                    same = (model, faults[: len(service.sent())])
-                    known[same] = more
-                results.append(known[same])
-    return results
-
-
 def load(path: str) -> types.SimpleNamespace:
     """Return the runner at `path`, which may be a broken copy."""
     return types.SimpleNamespace(**runpy.run_path(path))
 
 
-def killed(path: str, database: str, step: str, turn: str, *calls: str) -> list:
+def killed(path: str, database: str, step: str, turn: str, *calls: str) -> None:
     """Take a turn by the runner at `path`, in this process, killed at a step of it.
 
     A step comes before each SQL statement on the notes, and around each send.
@@ -265,10 +236,9 @@ def killed(path: str, database: str, step: str, turn: str, *calls: str) -> list:
     service = Service(database, "after_commit", runner=used)
     with watched(walk):
         notes = open_notes(f"{database}-notes", used)
-    return used.take_turn(notes, turn, list(calls), lambda _: 60, send)
+    used.take_turn(notes, turn, calls, lambda _: 60, send)
 
 
 if __name__ == "__main__":
     logging.disable()  # each silence is logged, and there are thousands
-    what, *arguments = sys.argv[1:]
-    json.dump({"grid": grid, "killed": killed}[what](*arguments), sys.stdout)
+    killed(*sys.argv[1:])
