@@ -2,80 +2,123 @@
 
 A model wants a number of equal jobs. It sees only what it is told, and calls until it was
 told of so many. One kind counts the jobs it was told of, another its answered calls. Each
-script is such a model and four faults, which strike the first four attempts.
+script is such a model and some faults, which strike the first attempts.
 
-`python -m tests.experiments.conversations RUNNER FAULT` runs all scripts whose first fault
-is FAULT, and prints for each how many jobs more were made than were wanted. That is a
-process of its own, and imports little, because it forks for each attempt that dies.
+`python -m tests.caller.conversations` takes one turn, and kills itself at a step of it.
 """
 
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 import re
+import runpy
+import signal
 import sqlite3
 import sys
-import tempfile
+import threading
+import types
 import uuid
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import retry_lab
-from tests.experiments import runner
-from tests.watch import ended, forked
+from tests.caller import runner
+from tests.watch import watched
 
 FAULTS = ("none", "before_commit", "after_commit")
+REJECTIONS = ("busy", "conflict")
+ONE_AT_A_TIME = threading.Lock()
 PATIENCE = 7  # turns: four silences and three answers, and then a model gives up
 
 
-class Void(BaseException):
-    """An attempt did not die where it should: what comes of it proves nothing."""
+class Died(BaseException):
+    """A stand-in for the death of an attempt's process."""
+
+
+def die_here(*call: str) -> None:
+    """Make an attempt that ends where its process would die; many a minute are made."""
+
+    def exit_here(status: int) -> None:
+        raise Died(status)
+
+    with ONE_AT_A_TIME, mock.patch("os._exit", exit_here), suppress(Died):
+        retry_lab.create_job(*call)
 
 
 class Service:
-    """A service with a new database, whose attempts die one after the other as told."""
+    """A service whose attempts meet these faults, one after the other."""
 
-    def __init__(self, database: str, *faults: str) -> None:
-        for left in Path(database).parent.glob(f"{Path(database).name}*"):
+    def __init__(self, database: str, *faults: str, runner: object = runner) -> None:
+        self.database, self.faults, self.runner = database, faults, runner
+        self.die = die_here
+        self.answered = set()  # keys whose answer has reached this process
+        self.log = Path(f"{database}.log")  # of keys, for a killed runner's count too
+
+    def start_over(self) -> None:
+        """Begin with an empty database."""
+        for left in self.log.parent.glob(f"{Path(self.database).name}*"):
             left.unlink()
-        self.database, self.faults = database, faults
-        with contextlib.closing(sqlite3.connect(database)) as connection:
+        with contextlib.closing(sqlite3.connect(self.database)) as connection:
             connection.executescript(f"BEGIN; {retry_lab.SCHEMA} COMMIT;")
-        # In a file, so that what a killed runner sent is counted too.
-        self.log = Path(f"{database}.attempts")
         self.log.touch()
 
-    def attempts(self) -> int:
-        """Return how many attempts there were."""
-        return self.log.stat().st_size
+    def sent(self) -> "list[str]":
+        """Return the key of each attempt there was."""
+        return self.log.read_text().split()
 
-    def send(self, key: str, request: str) -> str:
-        """Make an attempt; return its answer, or raise."""
-        place = self.attempts()
-        with open(self.log, "a") as log:
-            log.write(".")
-        fault = self.faults[place] if place < len(self.faults) else "none"
-        call = (self.database, key, request, fault)
-        if fault == "none":
-            return f"job {retry_lab.create_job(*call)}"
-        if ended(forked(retry_lab.create_job, *call)) not in (17, 18):
-            raise Void(call)
-        raise TimeoutError(key)
-
-    def reports(self) -> "list[str]":
-        """Return the reports of the jobs, in the order in which they were made."""
+    def rows(self, what: str) -> list:
+        """Return one column of a table."""
         with contextlib.closing(sqlite3.connect(self.database)) as connection:
-            jobs = connection.execute("SELECT report FROM jobs ORDER BY id")
-            return [report for (report,) in jobs]
+            return [row[0] for row in connection.execute(f"SELECT {what} ORDER BY 1")]
+
+    def send(self, key: str, request: str) -> int:
+        """Make an attempt; return its answer, or raise."""
+        place = len(self.sent())
+        with open(self.log, "a") as log:
+            log.write(f"{key}\n")
+        fault = self.faults[place] if place < len(self.faults) else "none"
+        if fault == "busy":
+            raise self.runner.Rejected("429")
+        if fault == "conflict" and key in self.rows("key FROM receipts"):
+            raise self.runner.Conflict("a field was added")
+        if fault in ("before_commit", "after_commit"):
+            self.die(self.database, key, request, fault)
+            raise TimeoutError(key)
+        job = retry_lab.create_job(self.database, key, request)
+        self.answered.add(key)
+        return job
+
+
+def untrue(service: Service, calls: list, owners: "dict[str, str]") -> "list[str]":
+    """Return the texts of a turn's notes that the service's database belies right now.
+
+    `owners` has the call that was told of a job as its own, for each job so far.
+    """
+    jobs, known = service.rows("id FROM jobs"), service.rows("key FROM receipts")
+    lies = []
+    for key, text in ((call["key"], call["said"]) for call in calls):
+        named = re.findall(r"done: (\d+)", text)
+        true = all(int(job) in jobs for job in named)
+        status = text.split(":")[0]
+        if status == "done":
+            true = true and owners.setdefault(named[0], key) == key
+        elif status == "unknown":
+            true = true and key in service.sent() and key not in service.answered
+        else:
+            true = true and status in ("rejected", "not sent") and key not in known
+        if not true:
+            lies.append(text)
+    return lies
 
 
 def jobs_told(told: "list[str]") -> int:
     """Count the different jobs that a model was told of."""
-    return len(set(re.findall(r"job \d+", " ".join(told))))
+    return len(set(re.findall(r"done: (\d+)", " ".join(told))))
 
 
 def calls_answered(told: "list[str]") -> int:
@@ -85,10 +128,11 @@ def calls_answered(told: "list[str]") -> int:
 
 # What a model wants: how many jobs, whether it asks for all at once, how it counts.
 Model = namedtuple("Model", "wanted at_once count")
-COUNTS = (jobs_told, calls_answered)
 # One job is asked for in one call, at once or not.
 SHAPES = ((1, False), (2, False), (2, True), (3, False), (3, True))
-MODELS = tuple(Model(*shape, count) for shape in SHAPES for count in COUNTS)
+MODELS = tuple(
+    Model(*s, count) for s in SHAPES for count in (jobs_told, calls_answered)
+)
 
 
 def next_calls(model: Model, told: "list[str]") -> "list[str]":
@@ -97,24 +141,21 @@ def next_calls(model: Model, told: "list[str]") -> "list[str]":
     return ["weekly"] * (missing if model.at_once else min(missing, 1))
 
 
-def converse(model: Model, take: Callable) -> "list[tuple[list, list]]":
-    """Let `take(turn, calls)` be the model's runner; return all calls and texts."""
-    turns, told = [], []
-    calls = next_calls(model, told)
-    while calls and len(turns) < PATIENCE:
-        texts = take(f"turn-{len(turns)}", calls)
-        turns.append((calls, texts))
-        told += texts
+def converse(model: Model, take: Callable) -> "list[str]":
+    """Let `take(turn, calls)` be the model's runner; return all that it was told."""
+    told = []
+    for number in range(PATIENCE):
         calls = next_calls(model, told)
-    return turns
+        told += take(f"turn-{number}", calls) if calls else []
+    return told
 
 
-def key_per_call(service: Service, _: sqlite3.Connection) -> Callable:
-    """Return a runner that mints a key for every tool call."""
+def key_per_call(service: Service, notes: object) -> Callable:
+    """Return a runner that makes a key for every tool call."""
     return without_notes(service, lambda request: uuid.uuid4().hex)
 
 
-def hash_of_request(service: Service, _: sqlite3.Connection) -> Callable:
+def hash_of_request(service: Service, notes: object) -> Callable:
     """Return a runner whose key is a hash of the request."""
     digest = hashlib.sha256
     return without_notes(service, lambda request: digest(request.encode()).hexdigest())
@@ -125,19 +166,26 @@ def without_notes(service: Service, key_of: Callable) -> Callable:
 
     def outcome(request: str) -> str:
         try:
-            answer = service.send(key_of(request), request)
+            return f"done: {service.send(key_of(request), request)}"
         except TimeoutError:
-            return runner.UNKNOWN
-        return runner.DONE.format(answer=answer)
+            return "unknown"
 
     return lambda turn, calls: [outcome(request) for request in calls]
 
 
-def with_notes(service: Service, notes: sqlite3.Connection) -> Callable:
-    """Return the worked code's runner."""
+def with_notes(
+    service: Service, notes: sqlite3.Connection, owners: "dict | None" = None
+) -> Callable:
+    """Return the worked code's runner; an untrue text ends it."""
+    owners = {} if owners is None else owners
 
     def take(turn: str, calls: "list[str]") -> "list[str]":
-        return runner.take_turn(notes, "chat", turn, calls, service.send, 0, 60)
+        used = service.runner
+        texts = used.take_turn(notes, turn, calls, lambda _: 60, service.send)
+        lies = untrue(service, used.read(notes, used.OF_TURN, turn), owners)
+        if lies:
+            raise AssertionError(f"untrue: {lies}")
+        return texts
 
     return take
 
@@ -145,62 +193,52 @@ def with_notes(service: Service, notes: sqlite3.Connection) -> Callable:
 RUNNERS = {f.__name__: f for f in (key_per_call, hash_of_request, with_notes)}
 
 
-def open_notes(path: object) -> sqlite3.Connection:
+def open_notes(path: object, runner: object = runner) -> sqlite3.Connection:
     """Return a connection to the notes at `path`, new ones if there are none."""
-    notes = sqlite3.connect(path)
+    notes = sqlite3.connect(path, timeout=0, isolation_level=None)
     # A process that dies loses nothing by this: only a machine that dies would.
     notes.execute("PRAGMA synchronous = OFF")
-    notes.execute(runner.NOTES)
+    notes.executescript(runner.NOTES)
     return notes
 
 
-# What was sent, up to the last attempt, all that was said, and the jobs that came of it.
-Run = namedtuple("Run", "faults turns jobs")
+def too_many(service: Service, name: str, model: Model) -> int:
+    """Run a script; return how many more jobs were made than were wanted."""
+    service.start_over()
+    with contextlib.closing(open_notes(":memory:", service.runner)) as notes:
+        converse(model, RUNNERS[name](service, notes))
+    return len(service.rows("id FROM jobs")) - model.wanted
 
 
-def run_script(database: str, name: str, model: Model, faults: tuple) -> Run:
-    """Let the model talk to a runner whose attempts die as `faults` say."""
-    service = Service(database, *faults)
-    with contextlib.closing(open_notes(":memory:")) as notes:
-        turns = converse(model, RUNNERS[name](service, notes))
-    return Run(faults[: service.attempts()], turns, len(service.reports()))
+def load(path: str) -> types.SimpleNamespace:
+    """Return the runner at `path`, which may be a broken copy."""
+    return types.SimpleNamespace(**runpy.run_path(path))
 
 
-def already_run(runs: "list[Run]", model: Model, faults: tuple) -> "Run | None":
-    """Return the run that goes as the script of `model` and `faults` would, if any."""
-    for run in runs:
-        same_faults = faults[: len(run.faults)] == run.faults
-        if same_faults and says_the_same(model, run.turns):
-            return run
-    return None
+def killed(path: str, database: str, step: str, turn: str, *calls: str) -> None:
+    """Take a turn by the runner at `path`, in this process, killed at a step of it.
 
+    A step comes before each SQL statement on the notes, and around each send.
+    """
+    used, steps = load(path), itertools.count()
 
-def says_the_same(model: Model, turns: "list[tuple[list, list]]") -> bool:
-    """Return whether the model would have made the same calls in all these turns."""
-    told = []
-    for calls, texts in turns:
-        if next_calls(model, told) != calls:
-            return False
-        told += texts
-    return len(turns) == PATIENCE or not next_calls(model, told)
+    def walk(_: object) -> None:
+        if next(steps) == int(step):
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
+    def send(key: str, request: str) -> int:
+        walk("before the send")
+        try:
+            return service.send(key, request)
+        finally:
+            walk("after the send")
 
-def too_many(folder: str, name: str, first_fault: str) -> "list[int]":
-    """Return for each script how many more jobs were made than were wanted."""
-    database = os.path.join(folder, "service.sqlite")
-    runs, results = [], []
-    for later_faults in itertools.product(FAULTS, repeat=3):
-        faults = (first_fault, *later_faults)
-        for model in MODELS:
-            run = already_run(runs, model, faults)
-            if run is None:
-                run = run_script(database, name, model, faults)
-                runs.append(run)
-            results.append(run.jobs - model.wanted)
-    return results
+    service = Service(database, "after_commit", runner=used)
+    with watched(walk):
+        notes = open_notes(f"{database}-notes", used)
+    used.take_turn(notes, turn, calls, lambda _: 60, send)
 
 
 if __name__ == "__main__":
-    logging.disable(logging.WARNING)  # of each silence, and there are thousands
-    with tempfile.TemporaryDirectory() as temporary:
-        json.dump(too_many(temporary, *sys.argv[1:]), sys.stdout)
+    logging.disable()  # each silence is logged, and there are thousands
+    killed(*sys.argv[1:])
