@@ -100,7 +100,7 @@ def worker(database: str, key: str, report: str, fault: str) -> int:
     return 0
 
 
-# One call, as expected or as seen, with all rows after it. Not compared: stderr.
+# One call, as expected or seen, with all rows after it. Not compared: stderr.
 Call = namedtuple(
     "Call", "key report fault exit stdout jobs receipts stderr", defaults=[""]
 )
