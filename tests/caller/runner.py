@@ -87,7 +87,7 @@ def take_turn(
     Raises ValueError if the turn had other calls, and RuntimeError if another
     turn must be taken again first, or given to `tell` if it can't come again.
     """
-    plan(notes, turn, list(calls), check)
+    plan(notes, turn, calls, check)
     if any(note["said"] is None for note in read(notes, OF_TURN, turn)):
         # Nothing new is sent in a turn that begins with an earlier operation.
         for note in read(notes, EARLIER, turn) or read(notes, OF_TURN, turn):

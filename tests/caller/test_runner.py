@@ -28,11 +28,12 @@ from tests.caller.conversations import (
     calls_answered,
     converse,
     jobs_told,
+    load,
     open_notes,
     too_many,
     with_notes,
 )
-from tests.support import ROOT, LabTest, run, side_by_side
+from tests.support import ROOT, LabTest, edited, run, side_by_side
 
 RUNNER = Path(runner.__file__)
 SCRIPT = ("-B", "-m", "tests.caller.conversations")
@@ -248,6 +249,8 @@ class Steps(LabTest):
             state = self.runner.read(self.notes, "key = ?", key)[0]["state"]
             self.assertEqual((state, self.notes.in_transaction), ("sent", False))
             self.sent.append((key, request))
+            if not left:
+                raise Stop("nothing was to be sent")
             answer = left.pop(0)
             if answer == BUSY or isinstance(answer, runner.Rejected):
                 raise self.runner.Rejected(str(answer))
@@ -311,6 +314,7 @@ class Steps(LabTest):
         with self.assertRaises(Stop):
             self.take("a", "weekly", "daily", heard=(Stop(),))
         self.runner.tell(self.notes, "a")
+        self.runner.tell(self.notes, "a")  # and once more, which changes nothing
         waits = f"{OPEN}unknown: no answer, and has to come first"
         self.assertEqual(
             self.take("a", "weekly", "daily"), ["unknown: no answer", waits]
@@ -374,10 +378,112 @@ class Steps(LabTest):
 
     def test_whoever_opened_the_notes_has_the_lock(self) -> None:
         path = self.folder / "notes"
+        open_notes(path, self.runner).close()
         locked = self.assertRaisesRegex(sqlite3.OperationalError, "locked")
         with closing(open_notes(path, self.runner)), locked:
             open_notes(path, self.runner)
         open_notes(path, self.runner).close()
+
+
+# A rule, a line of the runner, and the line that breaks the rule. Steps sees these.
+BROKEN = (
+    ("noted as sent before the send", "notes.execute(sent, (", "str((sent, "),
+    ("that is committed", "with notes:  # before the send", "if True:  #"),
+    (
+        "the clock starts once",
+        'hear = "UPDATE notes SET',
+        'hear = f"UPDATE notes SET first_sent = {time.time()},',
+    ),
+    ("no key from the future", "elif not 0 <= time", "elif not -9 <= time"),
+    ("the retention's end", '< note["retention"]', '<= note["retention"]'),
+    (
+        "a retention each",
+        "retention = check(request)",
+        "check(request)\n                retention = 60",
+    ),
+    (
+        "a conflict is no answer",
+        "except Conflict as reason:",
+        "except ZeroDivisionError as reason:",
+    ),
+    (
+        "only success after a silence",
+        '    if note["state"] == "sent":',
+        "    if False:",
+    ),
+    ("a rejection is an answer", '    if note["state"] == "sent":', "    if True:"),
+    ("nothing behind a silence", "break  # the calls", "pass  # the calls"),
+    ("nothing new while one is unknown", "read(notes, EARLIER, turn) or", ""),
+    ("one operation answers one call", "earlier = None  # one", "pass  # one"),
+    ("one turn at a time", 'read(notes, "said IS NULL")', "()"),
+    ("a turn keeps its calls", "!= [*map(storable, calls)]", "== 0"),
+    (
+        "a turn that was told is not sent again",
+        'if any(note["said"] is None for',
+        "if any(True for",
+    ),
+    ("and is not told anew", 'f"said IS NULL AND {OF_TURN}"', "OF_TURN"),
+    (
+        "a successor goes on behind an answer",
+        "        return True\n",
+        "        return False\n",
+    ),
+    ("no decision in flight", ' AND said IS NOT NULL"', '"'),
+    ("none on what is known", "\"state = 'sent' AND said", '"said'),
+    ("none in other words", 'not in ("done"', 'in ("dome"'),
+    ("one is told, and then closed", "notes.execute(told)", "pass"),
+    ("an equal call has the answer", "if equal and first", "if False and first"),
+    (
+        "only an answer is its own",
+        'if equal and first["heard"].startswith("done"):',
+        "if equal:",
+    ),
+    ("both are one", '", and both are one" if equal else', ""),
+    ("a turn is given up", "if first is None:", "if False:"),
+    (
+        "a check stops one call only",
+        "except Exception as reason:",
+        "except ZeroDivisionError as reason:",
+    ),
+    ("every text can be stored", '"utf-8", "backslashreplace"', ""),
+    ("an int is an answer", "type(answer) is int or", ""),
+    ("None is none", "if not (type(answer)", "if False and not (type(answer)"),
+    ("each silence is logged", "LOG.exception(", "str.format("),
+    ("rows of any kind", "cursor.row_factory = Row", "pass"),
+    ("a brief request", "{first['request']!r:.80}", "{first['request']!r}"),
+    ("a brief answer", "{first['heard']:.80}", "{first['heard']}"),
+    ("the lock", "BEGIN EXCLUSIVE;", "BEGIN;"),
+    ("the lock is kept", "PRAGMA locking_mode = EXCLUSIVE;", ""),
+    ("a key once", "key TEXT NOT NULL UNIQUE", "key TEXT NOT NULL"),
+    ("a call once", "PRIMARY KEY (turn, place)", "CHECK (1)"),
+    ("four states", "'ended', 'closed')),", "'ended', 'closed', 'withheld')),"),
+    ("a retention at least", "retention REAL NOT NULL", "retention REAL"),
+)
+UNSEEN_BY_STEPS = (
+    ("all notes or none", 'notes.execute("BEGIN")  # all', "pass  # all"),
+    ("all texts or none", 'notes.execute("BEGIN")\n', "pass\n"),
+)
+
+
+class BrokenRules(LabTest):
+    def seen(self, tests: list, number: int, *edit: str) -> int:
+        """Return how many of the tests fail with a runner that is edited like that."""
+        path = self.folder / f"broken_{number}.py"
+        path.write_text(edited(RUNNER.read_text(encoding="utf-8"), edit), "utf-8")
+        result = unittest.TestResult()
+        for test in tests:
+            test.runner, test.path = load(path), path
+            test.run(result)
+        return len(result.failures) + len(result.errors)
+
+    def test_every_broken_rule_is_seen(self) -> None:
+        for number, (rule, *edit) in enumerate(BROKEN + UNSEEN_BY_STEPS):
+            case = Steps if number < len(BROKEN) else RunnerKilled
+            names = unittest.defaultTestLoader.getTestCaseNames(case)
+            with self.subTest(rule):
+                self.assertGreater(
+                    self.seen([case(n) for n in names], number, *edit), 0
+                )
 
 
 if __name__ == "__main__":
