@@ -3,7 +3,7 @@
 Crash model: an attempt dies before or after COMMIT, and its runner hears nothing. The
 runner is killed too, by SIGKILL, before any of its SQL statements or around a send.
 
-Found: whether such a call is a retry or a second wish can't be seen from the call. A key
+Found: whether such a call is a retry or a second wish can't be seen from it. A key
 per tool call makes jobs too many, a hash of the request too few. With a note for each
 operation, settled before anything new is sent, the number is exact in every script, and
 each text is true when it is told. A successor goes on wherever its runner was killed.
@@ -49,7 +49,7 @@ class Grid(LabTest):
     runner = runner
 
     def test_only_the_notes_make_as_many_jobs_as_are_wanted(self) -> None:
-        """In 810 scripts: a key per call misses in 568, a hash in 648, notes in none."""
+        """Of 810 scripts a key per call misses 568, a hash 648, the notes none."""
         figures, known = {name: [0, 0, 0] for name in RUNNERS}, {}
         faults = itertools.product(FAULTS, repeat=4)
         for name, sequence, model in itertools.product(RUNNERS, faults, MODELS):
@@ -86,7 +86,7 @@ class Grid(LabTest):
         self.assertEqual(set(deaths), {17, 18})
 
     def test_every_text_is_true_when_it_is_told(self) -> None:
-        """With rejections and conflicts as well; with_notes raises at an untrue text."""
+        """Rejections and conflicts as well; with_notes raises at an untrue text."""
         for faults in itertools.product((*FAULTS, *REJECTIONS), repeat=2):
             for model in MODELS:
                 service = Service(f"{self.folder}/db", *faults, runner=self.runner)
@@ -98,7 +98,7 @@ class RunnerKilled(LabTest):
     runner, path = runner, RUNNER
 
     def run_killed(self, model: Model, doomed: str, step: int) -> bool:
-        """Kill the runner at a step of the turn `doomed`; return whether it came there."""
+        """Kill the runner at a step of turn `doomed`; return whether it came there."""
         database = f"{self.folder}/{model.at_once}-{doomed}-{step}.sqlite"
         service = Service(database, "after_commit", runner=self.runner)
         service.start_over()
@@ -139,7 +139,7 @@ class RunnerKilled(LabTest):
         self.assertGreater(min(steps), 15)
 
 
-# Conversations, each with its rule: calls | what each send hears | what is told of each.
+# Conversations, each with its rule: calls | what each send hears | what is told.
 BAD = "rejected: ValueError('no such tool')"
 TALKS = """no call behind a silence is sent, nor by a later turn
 daily weekly monthly | 1 silent | done: 1; UNKNOWN; OPEN UNKNOWN, and has to come first
@@ -148,7 +148,7 @@ monthly | 3 | done: 3
 
 one operation answers one call
 weekly | silent | UNKNOWN
-weekly daily | silent | OPEN UNKNOWN, and both are one; OPEN UNKNOWN, and has to come first
+weekly daily | silent | OPEN UNKNOWN, and both are one; OPEN UNKNOWN, LATER
 weekly weekly | 1 | done: 1, which answers your earlier call as well; OPEN done: 1
 weekly | 2 | done: 2
 
@@ -235,7 +235,13 @@ class Steps(LabTest):
             for number, turn in enumerate(turns):
                 calls, heard, told = (part.split() for part in turn.split("|"))
                 told = " ".join(told).replace("OPEN ", OPEN).replace("BAD", BAD)
-                told = told.replace("UNKNOWN", UNKNOWN).split("; ") if told else []
+                told = (
+                    told.replace("LATER", "and has to come first")
+                    .replace("UNKNOWN", UNKNOWN)
+                    .split("; ")
+                    if told
+                    else []
+                )
                 hears = [HEARD[word] if word in HEARD else int(word) for word in heard]
                 with self.subTest(rule, turn=turn):
                     self.assertEqual(self.take(str(number), *calls, heard=hears), told)
@@ -358,7 +364,7 @@ class Steps(LabTest):
 BROKEN = r"""
 sent is noted before the send | notes.execute(sent, ( | str((sent,
 that is committed | with notes:  # before the send | if True:  # before the send
-the clock starts once | hear = "UPDATE notes SET | hear = "UPDATE notes SET first_sent=60,
+the age | hear = "UPDATE notes SET | hear = "UPDATE notes SET first_sent=60,
 no key out of the future | elif not 0 <= time | elif not -9 <= time
 the retention's end | < note["retention"] | <= note["retention"]
 a retention each | retention = check(request) | retention = check(request) and 60
