@@ -1,8 +1,8 @@
-"""What does a model do when a call of its tool gets no answer? A script stands in for it.
+"""What does a model do when a call of its tool gets no answer? A script plays it.
 
-A model wants a number of equal jobs. It sees only what it is told, and calls until it was
-told of so many. One kind counts the jobs it was told of, another its answered calls. Each
-script is such a model and some faults, which strike the first attempts.
+A model wants a number of equal jobs. It sees only what it is told, and calls until it
+was told of so many. One kind counts the jobs it was told of, another its answered calls.
+A script is such a model and some faults, which strike the first attempts.
 
 `python -m tests.caller.conversations` takes one turn, and kills itself at a step of it.
 """

@@ -99,7 +99,7 @@ def take_turn(
 
 def plan(notes: Connection, turn: str, calls: list[str], check: Check) -> None:
     """Note each call, with a key of its own, before any of them is sent."""
-    notes.execute("BEGIN")  # all of them, or none
+    notes.execute("BEGIN")  # all notes, or none
     with notes:
         noted = read(notes, OF_TURN, turn)
         if noted:  # before a restart, and those keys must stand
@@ -161,7 +161,7 @@ def tell(notes: Connection, turn: str) -> None:
     A person calls this for a turn that can't be taken again, since its message
     was lost: what was sent is unknown then, and the conversation goes on.
     """
-    notes.execute("BEGIN")
+    notes.execute("BEGIN")  # all texts, or none
     with notes:
         earlier = first = next(iter(read(notes, EARLIER, turn)), None)
         for call in read(notes, f"said IS NULL AND {OF_TURN}", turn):
