@@ -1,8 +1,8 @@
 """The caller's half, to carry home: one note per operation, settled first.
 
-A model that is told "no answer" calls the tool again. Is that a retry, or a
-second wish? The runner need not know. Before it sends anything new, it sends
-what has no answer yet once more, with the noted key and the noted request.
+A model that is told "no answer" calls the tool again: a retry, or a new wish?
+The runner need not know. Before it sends anything new, it sends what has no
+answer once more, with the noted key and request.
 
 turn   one message of the model, with some calls: 'message-3'
 call   one request in a turn: 'weekly'; each is an operation of its own
@@ -13,8 +13,8 @@ sqlite3.connect(path, isolation_level=None), and executescript(NOTES). That is
 its lock too, held until the connection ends; a person who decides needs it.
 Save the model's message before its turn is taken, under the turn's name. After
 a restart take the turn again, until its texts are saved too. The message's own
-id is a good name; no name is used twice, so a counter that starts anew is none.
-What take_turn raises must end the run: it is no text for the model.
+id is a good name, and a counter is none: no name may be used twice. What
+take_turn raises must end the run: it is no text for the model.
 A loop that awaits has `async def` at take_turn and settle, and `await` where
 they call settle and send.
 """
@@ -45,15 +45,14 @@ OF_TURN = "turn = ? ORDER BY place"
 # One at most: nothing new is sent until the model was told what came of it.
 EARLIER = "turn != ? AND state IN ('sent', 'ended')"
 UNKNOWN = "state = 'sent' AND said IS NOT NULL"
-
 # The model is told a status word, what came of its call, and what to do.
 ADVICE = {
     "done": "Call again only if another one is wanted.",
     "rejected": "Nothing was made. Repeat it only if the reason allows that.",
     "unknown": "Assume neither that this was done nor that it was not. The "
-    "same call again makes no second one: it asks about this one. If it stays "
-    "unknown, tell the user that a person has to look.",
-    "not sent": "Nothing was made for this call. Repeat it if still wanted.",
+    "same call again makes no second one: it asks about this one, while that "
+    "is safe. If it stays unknown, tell the user that a person has to look.",
+    "not sent": "Nothing was sent for this call. Repeat it if still wanted.",
 }
 LOG = logging.getLogger(__name__)
 Check = Callable[[str], float]
@@ -73,19 +72,18 @@ def take_turn(
 ) -> list[str]:
     """Take one turn of the model; return what it is told about each call.
 
-    `check(request)`, before anything is noted, returns for how many seconds the
-    service surely keeps a receipt. It raises any Exception for what can't be
-    sent: no such tool, a missing argument, text that the service can't take.
+    `check(request)` returns for how many seconds the service surely keeps a
+    receipt, or raises for what can't be sent: no such tool, text it can't take.
     `send(key, request)` makes one attempt, within a time limit, and returns its
     answer or raises Rejected or Conflict. Any other Exception is silence, also
     a group with Rejected in it, and so is a return of neither int nor text; all
     are logged as errors, for they may be mistakes. A `send` that repeats after
     a silence must not raise Rejected. A cancelled task ends the turn here.
-    Nothing is sent twice in a turn: what has no answer is sent once more when
-    the next turn comes, until a person decides. A turn that was told says the
-    same again. One that was interrupted goes on, with its noted keys.
+    What has no answer is sent once more in the next turn, while its key is
+    valid, until a person decides. A turn that was told says the same again and
+    sends nothing. One that was interrupted goes on, with its noted keys.
     Raises ValueError if the turn had other calls, and RuntimeError if another
-    turn must be taken again first, or given to `tell` if it can't come again.
+    turn must be taken again first, or given to `tell`.
     """
     plan(notes, turn, calls, check)
     if any(note["said"] is None for note in read(notes, OF_TURN, turn)):
@@ -132,8 +130,10 @@ def settle(notes: Connection, key: str, send: Send) -> bool:
     elif note["state"] != "sent":
         return True
     elif not 0 <= time.time() - note["first_sent"] < note["retention"]:
-        return False  # the key may be as good as new: a person has to look
-
+        heard = "unknown: its key may have expired"  # a person has to look
+        with notes:
+            notes.execute("UPDATE notes SET heard=? WHERE key=?", (heard, key))
+        return False
     try:
         answer = send(key, note["request"])
         if not (type(answer) is int or isinstance(answer, str) and answer):
@@ -150,7 +150,7 @@ def settle(notes: Connection, key: str, send: Send) -> bool:
         heard = f"unknown: no answer ({type(error).__name__})"
     state = "sent" if heard.startswith("unknown") else "ended"
     with notes:  # only now: noted before, a death would pass for an answer
-        hear = "UPDATE notes SET state = ?, heard = ? WHERE key = ?"
+        hear = "UPDATE notes SET state=?, heard=? WHERE key=? AND state='sent'"
         notes.execute(hear, (state, storable(heard), key))
     return state == "ended"
 
@@ -159,7 +159,7 @@ def tell(notes: Connection, turn: str) -> None:
     """Withhold what was not sent, and note what the model is told.
 
     A person calls this for a turn that can't be taken again, since its message
-    was lost: what was sent is unknown then, and the conversation goes on.
+    was lost. What was sent is unknown then; an answer stands only in the notes.
     """
     notes.execute("BEGIN")  # all texts, or none
     with notes:
@@ -187,7 +187,7 @@ def withheld_for(first: "Row | None", equal: bool) -> str:
         return "not sent: its turn was given up"
     if equal and first["heard"].startswith("done"):
         return f"{first['heard']}, which answers your earlier call as well"
-    came = f"your earlier call {first['request']!r:.80} is {first['heard']:.80}"
+    came = f"your earlier call {first['request']!r:.80} is {first['heard']}"
     if first["state"] == "sent":
         came += ", and both are one" if equal else ", and has to come first"
     return f"not sent: {came}"

@@ -266,8 +266,9 @@ class Steps(LabTest):
             self.now = age / 2
             self.take("b", request, heard=(SILENT,) if age >= 0 else ())
             self.now = age
-            self.take("c", request, heard=(1,) * goes)
+            (told,) = self.take("c", request, heard=(1,) * goes)
             self.assertEqual(len(set(self.sent)), 1)
+            self.assertEqual("its key may have expired" in told, not goes)
 
     def test_an_interrupted_turn_goes_on(self) -> None:
         """First what was sent without an answer, then what was not sent yet."""
@@ -320,10 +321,23 @@ class Steps(LabTest):
             self.assertEqual(self.take("b", "weekly"), [told])
             self.assertEqual(self.take("c", "weekly", heard=(8,)), ["done: 8"])
 
-    def test_a_long_request_or_answer_is_named_briefly(self) -> None:
+    def test_a_long_request_is_named_briefly_and_an_answer_is_not_cut(self) -> None:
         self.take("a", "w" * 1000, heard=(SILENT,))
         (waits,) = self.take("b", "daily", heard=("x" * 1000,))
-        self.assertLess(len(waits), 250)
+        self.assertRegex(
+            waits, "^not sent: your earlier call 'w{79} is done: x{1000}$"
+        )
+
+    def test_a_decision_stands_whatever_is_heard_then(self) -> None:
+        self.take("a", "weekly", heard=(SILENT,))
+
+        def send(key: str, request: str) -> int:
+            self.runner.decide(self.notes, key, "done: 7")
+            raise SILENT
+
+        with mock.patch("time.time", lambda: 0):
+            told = self.runner.take_turn(self.notes, "b", ["weekly"], self.check, send)
+        self.assertRegex(told[0], "^done: 7, which answers")
 
     def test_any_rows_and_the_default_isolation_will_do(self) -> None:
         self.notes.row_factory = lambda *_: None
@@ -394,7 +408,8 @@ None is none | if not (type(answer) | if False and not (type(answer)
 each silence is logged | LOG.exception( | str.format(
 rows of any kind | cursor.row_factory = Row | pass
 a brief request | {first['request']!r:.80} | {first['request']!r}
-a brief answer | {first['heard']:.80} | {first['heard']}
+a person's decision stands | AND state='sent'" | "
+an expired key is told | notes.execute("UPDATE notes SET heard=? | pass  # "
 the lock | BEGIN EXCLUSIVE; | BEGIN;
 it is kept | PRAGMA locking_mode = EXCLUSIVE; | PRAGMA locking_mode;
 a key once | key TEXT NOT NULL UNIQUE | key TEXT NOT NULL
