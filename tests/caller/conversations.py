@@ -64,6 +64,7 @@ class Service:
         for left in self.log.parent.glob(f"{Path(self.database).name}*"):
             left.unlink()
         with contextlib.closing(sqlite3.connect(self.database)) as connection:
+            connection.execute("PRAGMA synchronous = OFF")
             connection.executescript(f"BEGIN; {retry_lab.SCHEMA} COMMIT;")
         self.log.touch()
 

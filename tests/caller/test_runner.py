@@ -135,6 +135,8 @@ class RunnerKilled(LabTest):
         one_each, both = Model(2, False, jobs_told), Model(2, True, calls_answered)
         models = (both, both, one_each, one_each, one_each)
         turns = ("turn-0", "turn-1", "turn-0", "turn-1", "turn-2")
+        if self.path != RUNNER:  # a broken one is seen in its first turn
+            models = models[:1]
         steps = side_by_side(kill_everywhere, models, turns)
         self.assertGreater(min(steps), 15)
 
@@ -324,9 +326,7 @@ class Steps(LabTest):
     def test_a_long_request_is_named_briefly_and_an_answer_is_not_cut(self) -> None:
         self.take("a", "w" * 1000, heard=(SILENT,))
         (waits,) = self.take("b", "daily", heard=("x" * 1000,))
-        self.assertRegex(
-            waits, "^not sent: your earlier call 'w{79} is done: x{1000}$"
-        )
+        self.assertRegex(waits, "^not sent: your earlier call 'w{79} is done: x{1000}$")
 
     def test_a_decision_stands_whatever_is_heard_then(self) -> None:
         self.take("a", "weekly", heard=(SILENT,))
@@ -369,9 +369,10 @@ class Steps(LabTest):
         path = self.folder / "notes"
         open_notes(path, self.runner).close()
         locked = self.assertRaisesRegex(sqlite3.OperationalError, "locked")
-        with closing(open_notes(path, self.runner)), locked:
-            open_notes(path, self.runner)
-        open_notes(path, self.runner).close()
+        with closing(sqlite3.connect(path, timeout=0)) as other:
+            with closing(open_notes(path, self.runner)), locked:
+                other.executescript(self.runner.NOTES)
+            other.executescript(self.runner.NOTES)
 
 
 # A rule | a line of the runner | what breaks the rule.
