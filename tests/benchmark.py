@@ -1,9 +1,9 @@
 """How much does the lab cost, next to ten bare interpreter starts?
 
-Run by hand: `python tests/benchmark.py [ROUNDS]`. The lab's ten workers can't be cheaper
-than ten starts of the same Python that import sqlite3 and end, ten in a row from one
-parent. This runs both in turn, and prints medians in wall time and in CPU time, and the
-median of the ratios pair by pair. The lab should stay below 1.35 in both.
+Run by hand: `python tests/benchmark.py`. The lab's ten workers can't be cheaper than ten
+starts of the same Python that import sqlite3 and end, ten in a row from one parent. This
+runs both in turn, and prints the median of the ratios, pair by pair, in wall time and in
+CPU time. The lab should stay below 1.35 in both.
 """
 
 import os
@@ -26,25 +26,13 @@ def seconds(*arguments: str) -> "tuple[float, float]":
     """Run Python on `arguments`; return the wall and the CPU seconds it took."""
     wall, before = time.perf_counter(), os.times()
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-    wall, after = time.perf_counter() - wall, os.times()
-    user = after.children_user - before.children_user
-    system = after.children_system - before.children_system
-    return wall, user + system
-
-
-def main(rounds: int) -> None:
-    """Time both commands in turn, `rounds` times after one to warm up; print medians."""
-    pairs = [(seconds(LAB), seconds("-c", TEN_STARTS)) for _ in range(rounds + 1)][1:]
-    print(f"Python {sys.version.split()[0]}, {rounds} rounds, medians")
-    for place, kind in enumerate(("wall", "CPU")):
-        lab = [of_lab[place] for of_lab, _ in pairs]
-        starts = [of_starts[place] for _, of_starts in pairs]
-        ratio = statistics.median(a / b for a, b in zip(lab, starts))
-        print(
-            f"{kind}: the lab {statistics.median(lab):.3f} s, "
-            f"ten bare starts {statistics.median(starts):.3f} s, ratio {ratio:.2f}"
-        )
+    after = os.times()
+    cpu = after[2] + after[3] - before[2] - before[3]  # of children, user and system
+    return time.perf_counter() - wall, cpu
 
 
 if __name__ == "__main__":
-    main(max(1, int(sys.argv[1])) if len(sys.argv) > 1 else 20)
+    pairs = [(seconds(LAB), seconds("-c", TEN_STARTS)) for _ in range(21)][1:]
+    for place, kind in enumerate(("wall", "CPU")):
+        ratio = statistics.median(lab[place] / bare[place] for lab, bare in pairs)
+        print(f"{kind} time: {ratio:.2f} times ten bare starts")

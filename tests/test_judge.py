@@ -47,12 +47,10 @@ class Judge(unittest.TestCase):
             [answered, new_key],
         ]
         self.assertEqual(shown, expected)
-
-    def test_cases_3_and_5_end_in_the_same_rows(self) -> None:
-        """What PASS says of them is in the rows that the judge asks for."""
-        third, fifth = CASES[2][1], CASES[4][1]
-        self.assertEqual(third.jobs, [(1, "weekly"), (2, "weekly")])
-        self.assertEqual(third.receipts, [("op-a", "weekly", 1), ("op-b", "weekly", 2)])
+        third, fifth = (
+            CASES[2][1],
+            CASES[4][1],
+        )  # of which PASS says that they end alike
         self.assertEqual((third.jobs, third.receipts), (fifth.jobs, fifth.receipts))
 
     def test_honest_observations_draw_no_complaint(self) -> None:
@@ -72,11 +70,6 @@ class Judge(unittest.TestCase):
                         seen = altered(case, place, **{field: wrong})
                         expected = complaint(f"{title}: {field}", right, wrong)
                         self.assertEqual(judged(number, seen), expected)
-
-    def test_every_wrong_field_is_named(self) -> None:
-        complaints = judged(5, [CASES[4][0], ALTERED]).splitlines()
-        named = [line.rpartition(": ")[2] for line in complaints if line[0] == "F"]
-        self.assertEqual(named, list(Call._fields[:-1]))
 
     def test_a_worker_that_did_not_die_as_told_makes_its_case_void(self) -> None:
         """No death, or another death, and there is no word on what came after it."""

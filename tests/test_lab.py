@@ -135,11 +135,6 @@ class Lab(TerminalTest):
             ended = self.ends(*command, input=source, cwd=self.folder)
             self.is_error(ended, "save this as a file first")
 
-    def test_importing_it_runs_nothing(self) -> None:
-        self.assertEqual(
-            self.ends("-B", "-c", "import retry_lab", cwd=ROOT)[1:], ("", "")
-        )
-
     def test_it_closes_its_databases(self) -> None:
         """Windows could not remove the temporary folder otherwise."""
         steps: list[str] = []

@@ -200,11 +200,6 @@ class Named(unittest.TestCase):
                 if fragment:
                     self.assertIn(fragment, anchors(path), target)
 
-    def test_every_reference_is_used_and_defined(self) -> None:
-        used = set(re.findall(r"\]\[(\w+)\]", README))
-        defined = set(re.findall(r"^\[(\w+)\]: ", README, re.MULTILINE))
-        self.assertEqual(used, defined)
-
     def test_every_experiment_is_listed_with_its_question(self) -> None:
         listed = " ".join(PAGES[1].read_text(encoding="utf-8").split())
         rows = re.findall(r"- \*\*([^*]*)\*\* [^*]*\. \[`(\w+\.py)`\]", listed)
