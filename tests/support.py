@@ -24,7 +24,7 @@ EMPTY = ([], [])  # all rows of jobs, and all rows of receipts
 FIRST_JOB = ([(1, "weekly")], [("op-a", "weekly", 1)])
 ERROR_LINE = r"\Aerror: [^\n]+\n\Z"
 
-posix = unittest.skipUnless(os.name == "posix", "it takes a fork, a signal or a shell")
+posix = unittest.skipUnless(os.name == "posix", "it takes a signal or a shell")
 
 
 def run(*command, input=None, timeout=LIMIT, **options) -> "CompletedProcess[str]":

@@ -11,6 +11,7 @@ from pathlib import Path
 import retry_lab
 from tests.support import (
     EMPTY,
+    ERROR_LINE,
     FIRST_JOB,
     LAB,
     REJECTED,
@@ -23,7 +24,6 @@ from tests.support import (
 )
 from tests.watch import LIMIT, watched
 
-ERROR = r"\Aerror: [^\n]+\n\Z"  # one line
 USAGE = r"\Ausage: [^\n]+ see --help\n\Z"
 SAVED = "exec(compile(open('retry_lab.py').read(), 'retry_lab.py', 'exec'))"
 PRINT = "    print(job_id, flush=True)\n"  # where a worker answers
@@ -49,7 +49,7 @@ class TerminalTest(LabTest):
     def is_error(self, ended: "tuple[int, str, str]", said: str = "") -> None:
         """Check that a process ended with 1, one line on stderr, and `said` in it."""
         self.assertEqual(ended[:2], (1, ""))
-        self.assertRegex(ended[2], ERROR)
+        self.assertRegex(ended[2], ERROR_LINE)
         self.assertIn(said, ended[2])
 
     def is_bad_usage(self, ended: "tuple[int, str, str]") -> None:

@@ -10,12 +10,9 @@ what it has come to, and goes on when its stdin is closed, or ends after LIMIT.
 import contextlib
 import faulthandler
 import functools
-import os
 import runpy
-import signal
 import sqlite3
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 
 LIMIT = 30  # seconds in which whatever a test waits for has happened, or never will
@@ -25,8 +22,8 @@ LIMIT = 30  # seconds in which whatever a test waits for has happened, or never 
 def watched(watch: "Callable[[str], object]") -> "Iterator[None]":
     """Call `watch` with each SQL statement just before SQLite begins it, or "close".
 
-    This holds for each connection that sqlite3.connect opens meanwhile, in this process
-    and in its forks. `watch` may wait or end the process; what it raises is swallowed.
+    This holds for each connection that sqlite3.connect opens meanwhile. `watch` may wait
+    or end the process; what it raises is swallowed.
     """
 
     class Watched(sqlite3.Connection):
@@ -46,45 +43,21 @@ def watched(watch: "Callable[[str], object]") -> "Iterator[None]":
         sqlite3.connect = connect
 
 
-def hold_at(place: str) -> "Callable[[str], None]":
-    """Return a watch that waits at each statement that starts with `place`."""
-
-    def watch(statement: str) -> None:
-        if statement.startswith(place):
-            print(place, file=sys.stderr, flush=True)
-            sys.stdin.read()
-
-    return watch
-
-
 def held_command(place: str, script: object, *arguments: object) -> "list[str]":
     """Return the command, for the project's folder, that runs `script` up to `place`."""
     command = [sys.executable, "-B", "-S", "-m", "tests.watch", place, script]
     return [str(word) for word in (*command, *arguments)]
 
 
-def forked(work: "Callable[..., int]", *arguments: object) -> int:
-    """Fork a process that exits with what `work` returns, within LIMIT; return its id."""
-    process = os.fork()
-    if process:
-        return process
-    try:
-        faulthandler.register(signal.SIGALRM, chain=True)  # says where it was, and ends
-        signal.alarm(LIMIT)  # an alarm is not handed down, so forks may fork again
-        os._exit(work(*arguments))
-    finally:  # reached by an error only, which must not go on as a second test run
-        traceback.print_exc()
-        os._exit(99)
-
-
-def ended(process: int) -> int:
-    """Wait for `process`; return its exit status, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     place, script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
-    with watched(hold_at(place)):
+
+    def hold(statement: str) -> None:
+        if statement.startswith(place):
+            print(place, file=sys.stderr, flush=True)
+            sys.stdin.read()
+
+    with watched(hold):
         runpy.run_path(script, run_name="__main__")
