@@ -72,6 +72,7 @@ def create_job(
             job_id = receipt["job_id"]
         else:  # reject
             raise KeyPayloadConflict(key, receipt["report"])
+
         if fault == "before_commit":
             # No finally, no flush, no rollback runs after this.
             os._exit(17)
@@ -249,7 +250,6 @@ def main(argv: list[str]) -> int:
             print(__doc__ or "python -OO leaves the help out.", flush=True)
             status = 0
     except (KeyboardInterrupt, OSError, sqlite3.Error, ValueError) as error:
-        sys.stdout = sys.stderr  # a broken one would be flushed at the exit
         sys.exit(f"error: {str(error) or 'interrupted'}")
     if status == 2:
         print(USAGE, file=sys.stderr)

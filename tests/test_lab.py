@@ -224,8 +224,11 @@ class Stopped(TerminalTest):
         """The hang-up that nohup ignores stays ignored, and children are waited for."""
         hang_up = "    import signal\n    os.kill(os.getppid(), signal.SIGHUP)\n"
         lab = self.edited_lab((PRINT, hang_up + PRINT))
-        ignoring = f"trap '' HUP CHLD; exec '{sys.executable}' '{lab}'"
-        self.assertEqual(end(self.start("sh", "-c", ignoring)), self.ends(LAB))
+        ignoring = """import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGCHLD):
+    signal.signal(number, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, sys.argv[1]])"""
+        self.assertEqual(self.ends("-c", ignoring, lab), self.ends(LAB))
 
 
 class Worker(TerminalTest):
